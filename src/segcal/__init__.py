@@ -1,0 +1,39 @@
+"""Probabilities of medical image segmentation that mean what they say.
+
+The public names, loaded on first use, so that `import segcal` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Binning": "binning",
+    "BinStatistics": "statistics",
+    "bin_statistics": "collect",
+    "ece": "metrics",
+    "ace": "metrics",
+    "mce": "metrics",
+    "ACELoss": "losses",
+    "SegmentationLoss": "losses",
+    "LossTerms": "losses",
+    "SegcalError": "errors",
+    "ConfigError": "errors",
+    "ShapeError": "errors",
+    "LabelError": "errors",
+    "RangeError": "errors",
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'segcal' has no attribute {name!r}")
+    return getattr(import_module(f"segcal.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Small bridges to other frameworks. They import segcal; segcal never imports them."""

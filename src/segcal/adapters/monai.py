@@ -1,0 +1,149 @@
+"""The losses under the names and arguments that MONAI proposes: change one import.
+
+Meant to behave as MONAI's own do, with three differences: sums are exact at any size, `right` does what its
+documentation says (bins are [left, right) unless it is set; MONAI 1.6 has it the other way round), and
+classes are not looped over.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from monai.utils import LossReduction
+from torch import Tensor
+from torch.nn.modules.loss import _Loss
+
+from segcal.binning import Binning
+from segcal.errors import ConfigError, ShapeError
+from segcal.losses import AbsentClasses, ACELoss, Activation
+
+
+class _L1ACELoss(_Loss):
+    """What the hard and the soft loss share; they differ in the binning."""
+
+    def __init__(
+        self,
+        binning: Binning,
+        *,
+        include_background: bool,
+        to_onehot_y: bool,
+        sigmoid: bool,
+        softmax: bool,
+        other_act: Callable[[Tensor], Tensor] | None,
+        reduction: LossReduction | str,
+        weight: Sequence[float] | float | Tensor | None,
+        ignore_empty_classes: bool,
+    ) -> None:
+        super().__init__(reduction=LossReduction(reduction).value)
+        if other_act is not None and not callable(other_act):
+            raise TypeError(f"other_act must be None or callable; got {type(other_act).__name__}.")
+        if int(sigmoid) + int(softmax) + (other_act is not None) > 1:
+            raise ConfigError("at most one of sigmoid, softmax and other_act may be given; choose one.")
+        self.include_background = include_background
+        self.to_onehot_y = to_onehot_y
+        self.other_act = other_act
+        self.softmax = softmax
+        self.weight = None if weight is None else torch.as_tensor(weight, dtype=torch.float64)
+        if self.weight is not None and bool((self.weight < 0).any()):
+            raise ConfigError(f"weight must not be negative; got {weight!r}.")
+        absent: AbsentClasses = "zero" if ignore_empty_classes else "include"
+        single: Activation = "sigmoid" if sigmoid else "none"
+        several: Activation = "softmax" if softmax else single
+        self._by_class = ACELoss(binning, activation=several, absent_classes=absent, reduction="none")
+        self._one_channel = ACELoss(binning, activation=single, absent_classes=absent, reduction="none")
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Loss of BNH[WD] logits or probabilities; the target is BNH[WD], or B1H[WD] with to_onehot_y."""
+        channels = input.shape[1]
+        if channels == 1:
+            for name, given in (
+                ("softmax=True", self.softmax),
+                ("to_onehot_y=True", self.to_onehot_y),
+                ("include_background=False", not self.include_background),
+            ):
+                if given:
+                    warnings.warn(f"single channel prediction, `{name}` ignored.", stacklevel=2)
+        elif (target.shape[1] == 1) != self.to_onehot_y:
+            raise ShapeError(
+                f"the target must be {'B1' if self.to_onehot_y else 'BN'}HW[D] with to_onehot_y={self.to_onehot_y}; "
+                f"got {tuple(target.shape)} for an input of {tuple(input.shape)}."
+            )
+        loss = self._one_channel if channels == 1 else self._by_class
+        errors: Tensor = loss(input if self.other_act is None else self.other_act(input), target)
+        if not self.include_background and channels > 1:
+            errors = errors[:, 1:]
+        if self.weight is not None and channels > 1:
+            if self.weight.ndim and len(self.weight) != errors.shape[1]:
+                raise ShapeError(
+                    f"weight must have one entry per class counted (without the background, if that is off); "
+                    f"got {len(self.weight)} for {errors.shape[1]}."
+                )
+            errors = errors * self.weight.to(errors)
+        if self.reduction == "none":
+            return errors.reshape(*errors.shape, *[1] * (input.ndim - 2))
+        return errors.mean() if self.reduction == "mean" else errors.sum()
+
+
+class HardL1ACELoss(_L1ACELoss):
+    """Hard-binned L1 average calibration error."""
+
+    def __init__(
+        self,
+        num_bins: int = 20,
+        include_background: bool = True,
+        to_onehot_y: bool = False,
+        sigmoid: bool = False,
+        softmax: bool = False,
+        other_act: Callable[[Tensor], Tensor] | None = None,
+        reduction: LossReduction | str = LossReduction.MEAN,
+        weight: Sequence[float] | float | Tensor | None = None,
+        right: bool = False,
+        ignore_empty_classes: bool = True,
+    ) -> None:
+        super().__init__(
+            Binning(num_bins, closed="right" if right else "left"),
+            include_background=include_background,
+            to_onehot_y=to_onehot_y,
+            sigmoid=sigmoid,
+            softmax=softmax,
+            other_act=other_act,
+            reduction=reduction,
+            weight=weight,
+            ignore_empty_classes=ignore_empty_classes,
+        )
+
+
+class SoftL1ACELoss(_L1ACELoss):
+    """Soft-binned L1 average calibration error (triangular kernel).
+
+    `right` is accepted for its place in the signature: a voxel on an edge belongs to both bins alike, so it
+    has nothing to decide.
+    """
+
+    def __init__(
+        self,
+        num_bins: int = 20,
+        include_background: bool = True,
+        to_onehot_y: bool = False,
+        sigmoid: bool = False,
+        softmax: bool = False,
+        other_act: Callable[[Tensor], Tensor] | None = None,
+        reduction: LossReduction | str = LossReduction.MEAN,
+        weight: Sequence[float] | float | Tensor | None = None,
+        empty_weight: float = 0.01,
+        right: bool = False,
+        ignore_empty_classes: bool = True,
+    ) -> None:
+        super().__init__(
+            Binning(num_bins, kernel="triangular", empty_below=empty_weight),
+            include_background=include_background,
+            to_onehot_y=to_onehot_y,
+            sigmoid=sigmoid,
+            softmax=softmax,
+            other_act=other_act,
+            reduction=reduction,
+            weight=weight,
+            ignore_empty_classes=ignore_empty_classes,
+        )

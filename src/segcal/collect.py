@@ -1,0 +1,163 @@
+"""From probabilities (or logits) and labels to sums: reads what the caller has, picks a backend, asks it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from segcal.binning import Binning
+from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, one_of
+from segcal.kernels.operator import voxel_sums
+from segcal.statistics import BinStatistics
+
+BACKENDS = ("torch", "numba")
+HAS_NUMBA = find_spec("numba") is not None
+
+
+def bin_statistics(
+    probabilities: Tensor,
+    labels: Tensor,
+    *,
+    bins: int | None = None,
+    binning: Binning | None = None,
+    mask: Tensor | None = None,
+    ignore_index: int | None = None,
+    backend: str | None = None,
+) -> BinStatistics:
+    """Bin statistics of (case, class, ...) probabilities, exact at any number of voxels, differentiable.
+
+    Labels are an integer map, (case, ...) or (case, 1, ...), or have a channel per class with values in
+    [0, 1] (one-hot or soft); with a single class they are that class's own. Voxels where `mask` is off, or
+    whose label is `ignore_index`, are left out. Give `bins` (hard ones) or a `binning`; 20 hard bins otherwise.
+
+    >>> probabilities = torch.tensor([[[0.8, 0.3, 0.6], [0.2, 0.7, 0.4]]])  # one case, two classes
+    >>> stats = bin_statistics(probabilities, torch.tensor([[0, 1, 1]]), bins=2)
+    >>> stats.label_sum
+    tensor([[[0., 1.],
+             [1., 1.]]], dtype=torch.float64)
+    """
+    if bins is not None and binning is not None:
+        raise ConfigError("give bins or a binning, not both; Binning(bins=..., kernel=...) holds the bins.")
+    binning = binning or Binning(bins=20 if bins is None else bins)
+    voxels = read_voxels(probabilities, labels, mask=mask, ignore_index=ignore_index)
+    stats, _ = sums_of(voxels, binning=binning, activation="none", classes=False, backend=backend)
+    assert stats is not None  # a binning was given
+    finite = stats.confidence_sum.detach().isfinite().all(-1)
+    if not bool(finite.all()):
+        case, channel = (~finite).nonzero()[0].tolist()
+        raise RangeError(
+            f"probabilities must lie in [0, 1]; case {case}, class {channel} contains NaN. "
+            f"Look for overflow in the network (half precision?), or exclude such voxels by mask."
+        )
+    return stats
+
+
+class Voxels(NamedTuple):
+    """Inputs (case, class, voxel), labels (case, 1 or class, voxel) and mask (case, voxel), as backends want them."""
+
+    inputs: Tensor
+    labels: Tensor
+    mask: Tensor | None
+
+
+def read_voxels(
+    inputs: Tensor, labels: Tensor, *, mask: Tensor | None = None, ignore_index: int | None = None
+) -> Voxels:
+    """Check that inputs, labels and mask belong together, and lay them out as one list of voxels per case.
+
+    Half precision is widened to float32 (which is exact). Values are checked later, where they are read anyway.
+    """
+    inputs, labels = _plain(inputs), _plain(labels)
+    if not inputs.is_floating_point():
+        raise ShapeError(
+            f"logits or probabilities must be floating point; got {inputs.dtype}. Convert or rescale them."
+        )
+    if inputs.ndim < 3:
+        raise ShapeError(
+            f"logits or probabilities must have the axes (case, class, space, ...); got {tuple(inputs.shape)}."
+        )
+    cases, classes, *space = inputs.shape
+    if classes == 0:
+        raise ShapeError(f"there must be at least one class; got {tuple(inputs.shape)}.")
+    per_class = _per_class(inputs, labels)
+    if ignore_index is not None:
+        if per_class and classes > 1:
+            raise LabelError(
+                "ignore_index needs an integer label map; these labels have a channel per class. Pass a mask instead."
+            )
+        keep = (labels != ignore_index).reshape(cases, -1)
+    labels = _label_dtype(labels).reshape(cases, classes if per_class else 1, -1)
+    if mask is not None:
+        mask = _plain(mask)
+        if tuple(mask.shape) not in ((cases, *space), (cases, 1, *space)):
+            raise ShapeError(
+                f"mask must be (case, ...) or (case, 1, ...) on the same grid; got {tuple(mask.shape)} for "
+                f"{tuple(inputs.shape)}."
+            )
+        mask = (mask != 0).reshape(cases, -1)
+    if ignore_index is not None:
+        mask = keep if mask is None else mask & keep
+    wide = inputs if inputs.dtype in (torch.float32, torch.float64) else inputs.float()
+    mask = None if mask is None else mask.contiguous()
+    return Voxels(wide.reshape(cases, classes, -1).contiguous(), labels.contiguous(), mask)
+
+
+def sums_of(
+    voxels: Voxels, *, binning: Binning | None, activation: str, classes: bool, backend: str | None
+) -> tuple[BinStatistics | None, Tensor]:
+    """Bin statistics (where a binning asks for them) and class sums, with gradients to the inputs."""
+    chosen = pick_backend(voxels.inputs, backend)
+    kind = binning or Binning(1)
+    bins = 0 if binning is None else binning.bins
+    bin_sums, class_sums = voxel_sums(
+        *voxels, bins, kind.kernel, kind.bandwidth, kind.closed, activation, classes, chosen
+    )
+    if binning is None:
+        return None, class_sums
+    count, confidence_sum, label_sum = bin_sums.unbind(-1)
+    return BinStatistics(count, confidence_sum, label_sum, binning), class_sums
+
+
+def pick_backend(inputs: Tensor, backend: str | None) -> str:
+    """numba for tensors on the CPU where it is installed, otherwise plain torch."""
+    if backend is not None:
+        one_of("backend", backend, BACKENDS)
+        if backend == "numba" and inputs.device.type != "cpu":
+            raise ConfigError(f"backend='numba' works on the CPU; the inputs are on {inputs.device}. Use 'torch'.")
+        if backend == "numba" and not HAS_NUMBA:
+            raise ConfigError("backend='numba' needs numba, which is not installed; pip install numba.")
+        return backend
+    return "numba" if inputs.device.type == "cpu" and HAS_NUMBA else "torch"
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor itself, without a subclass such as MONAI's MetaTensor, which would follow every operation."""
+    return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
+
+
+def _per_class(inputs: Tensor, labels: Tensor) -> bool:
+    """Whether labels have a channel per class; the number of axes decides, never the values."""
+    cases, classes, *space = inputs.shape
+    shape = tuple(labels.shape)
+    if shape == (cases, classes, *space) or (classes == 1 and shape == (cases, *space)):
+        return True
+    if shape in ((cases, *space), (cases, 1, *space)):
+        return False
+    raise ShapeError(
+        f"labels must be an integer map (case, ...) or (case, 1, ...), or have a channel per class; got {shape} for "
+        f"inputs of shape {tuple(inputs.shape)}. Check the order of axes, and resample to one grid if they differ."
+    )
+
+
+def _label_dtype(labels: Tensor) -> Tensor:
+    """Labels in one of the few types that backends read, values unchanged."""
+    if labels.dtype in (torch.float32, torch.float64, torch.uint8, torch.int16, torch.int64):
+        return labels
+    if labels.dtype == torch.bool:
+        return labels.view(torch.uint8)
+    if labels.is_floating_point():
+        return labels.float()
+    return labels.to(torch.int16 if labels.dtype == torch.int8 else torch.int64)

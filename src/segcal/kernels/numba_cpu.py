@@ -1,0 +1,97 @@
+"""The sums on the CPU by numba: cuts the voxels into segments, runs the compiled passes on threads, adds up.
+
+Segments have sums of their own, added in a fixed order: the result does not depend on the number of
+threads. The threads are our own and numba runs without its OpenMP layer, which dies in forked children.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segcal.kernels import numba_passes
+from segcal.kernels.spec import CLASS_SUMS, Gradients, Spec, Sums
+
+Array = NDArray[Any]
+
+SEGMENT = 1 << 16  # voxels at least, so that a task is worth a thread
+MOST_SEGMENTS = 16
+_ACTIVATIONS = {"none": numba_passes.NONE, "softmax": numba_passes.SOFTMAX, "sigmoid": numba_passes.SIGMOID}
+
+
+def forward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec) -> Sums:
+    """See `segcal.kernels.reference.forward`."""
+    x, y, valid = _arrays(inputs, labels, mask)
+    cases, classes, voxels = x.shape
+    segments = _segments(voxels)
+    moments = np.zeros((cases, len(segments), classes, spec.cells, spec.degree + 2))
+    label_moments = np.zeros((cases, len(segments), classes, spec.cells, spec.degree + 1))
+    class_sums = np.zeros((cases, len(segments), classes, CLASS_SUMS))
+    found = np.full((cases, len(segments), 2), (-1, 0), dtype=np.int64)
+
+    def segment(b: int, s: int) -> None:
+        where = (x[b], y[b], valid[b % len(valid)], *segments[s])
+        numba_passes.forward(
+            *where, *_arguments(spec), spec.classes, moments[b, s], label_moments[b, s], class_sums[b, s], found[b, s]
+        )
+
+    _run(segment, cases, len(segments))
+    first = np.argwhere(found[..., 0] >= 0)
+    wrong = -1 if not len(first) else int(first[0][0] * y[0].size + found[(*first[0], 0)])
+    total = [torch.from_numpy(a.sum(axis=1)) for a in (moments, label_moments, class_sums)]
+    return Sums(total[0], total[1], total[2], wrong, bool(found[..., 1].any()))
+
+
+def backward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec, gradients: Gradients) -> Tensor:
+    """See `segcal.kernels.reference.backward`."""
+    x, y, valid = _arrays(inputs, labels, mask)
+    slopes, label_slopes, of_class = (g.to(inputs.dtype).contiguous().numpy() for g in gradients)
+    gradient = torch.zeros_like(inputs) if mask is not None else torch.empty_like(inputs)
+    out, segments = gradient.numpy(), _segments(x.shape[2])
+
+    def segment(b: int, s: int) -> None:
+        where = (x[b], y[b], valid[b % len(valid)], *segments[s])
+        numba_passes.backward(*where, *_arguments(spec), slopes[b], label_slopes[b], of_class[b], out[b])
+
+    _run(segment, len(x), len(segments))
+    return gradient
+
+
+def _arrays(inputs: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Array, Array, Array]:
+    """Numpy views; no mask is an empty one, so that numba compiles one form, not two."""
+    valid = np.zeros((1, 0), dtype=np.bool_) if mask is None else mask.numpy()
+    return inputs.detach().numpy(), labels.numpy(), valid
+
+
+def _arguments(spec: Spec) -> tuple[int, float, float, int, int, bool]:
+    activation = _ACTIVATIONS[spec.activation]
+    return activation, float(spec.scale), float(spec.shift), spec.cells, spec.degree, spec.closed == "right"
+
+
+def _segments(voxels: int) -> list[tuple[int, int]]:
+    step = max(SEGMENT, -(-voxels // MOST_SEGMENTS))
+    return [(start, min(start + step, voxels)) for start in range(0, max(voxels, 1), step)]
+
+
+_pool: tuple[int, int, ThreadPoolExecutor] | None = None  # process, threads, pool: a forked child makes its own
+
+
+def _run(segment: Callable[[int, int], None], cases: int, segments: int) -> None:
+    global _pool
+    tasks = [(b, s) for b in range(cases) for s in range(segments)]
+    threads = torch.get_num_threads()
+    if threads == 1 or len(tasks) == 1:
+        for task in tasks:
+            segment(*task)
+        return
+    if _pool is None or _pool[:2] != (os.getpid(), threads):
+        _pool = (os.getpid(), threads, ThreadPoolExecutor(threads, thread_name_prefix="segcal"))
+    for _ in _pool[2].map(lambda task: segment(*task), tasks):
+        pass

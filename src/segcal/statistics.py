@@ -1,0 +1,217 @@
+"""The three sums from which every calibration number follows.
+
+For each case, class and bin: how much probability mass of membership fell there (`count`), the sum of
+the probabilities (`confidence_sum`) and of the labels (`label_sum`). Sums add, means do not: streaming,
+several processes, micro and macro averages need no formula of their own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal.binning import Binning
+from segcal.errors import ConfigError, SegcalError, ShapeError, one_of
+
+FORMAT = "segcal bin statistics 1"
+_SUMS = ("count", "confidence_sum", "label_sum")
+
+
+@dataclass(frozen=True, eq=False)
+class BinStatistics:
+    """Float64 sums, each (case, class, bin), and the binning that made them.
+
+    Laws: adding is associative and commutative; any split of the voxels adds up to the same sums (counts
+    of hard bins exactly, the rest to rounding); pooling what was concatenated equals adding;
+    0 <= label_sum <= count.
+
+    >>> from segcal import bin_statistics
+    >>> one = bin_statistics(torch.tensor([[[0.1, 0.3]]]), torch.tensor([[[0.0, 1.0]]]), bins=2)
+    >>> one.count
+    tensor([[[2., 0.]]], dtype=torch.float64)
+    >>> (one + one).frequency
+    tensor([[[0.5000,    nan]]], dtype=torch.float64)
+    """
+
+    count: Tensor
+    confidence_sum: Tensor
+    label_sum: Tensor
+    binning: Binning
+
+    def __post_init__(self) -> None:
+        shape = self.count.shape
+        if len(shape) != 3 or any(getattr(self, name).shape != shape for name in _SUMS):
+            came = ", ".join(f"{name} {tuple(getattr(self, name).shape)}" for name in _SUMS)
+            raise ShapeError(f"the three sums must share one shape (case, class, bin); got {came}.")
+        if shape[2] != self.binning.bins:
+            raise ShapeError(f"the sums must have one entry per bin; got {shape[2]} for {self.binning.bins} bins.")
+
+    @property
+    def cases(self) -> int:
+        return self.count.shape[0]
+
+    @property
+    def classes(self) -> int:
+        return self.count.shape[1]
+
+    @property
+    def occupied(self) -> Tensor:
+        """Where a bin holds enough to have a mean; elsewhere it is empty."""
+        return (self.count >= self.binning.empty_below) & (self.count > 0)
+
+    @property
+    def mean_confidence(self) -> Tensor:
+        """Mean probability per bin; NaN where empty."""
+        return self._mean(self.confidence_sum)
+
+    @property
+    def frequency(self) -> Tensor:
+        """Observed share of the class per bin; NaN where empty."""
+        return self._mean(self.label_sum)
+
+    @property
+    def signed_gap(self) -> Tensor:
+        """Mean confidence less frequency: positive where overconfident; NaN where empty."""
+        return self._mean(self.confidence_sum - self.label_sum)
+
+    @property
+    def gap(self) -> Tensor:
+        """Distance between confidence and frequency per bin; NaN where empty."""
+        return self.signed_gap.abs()
+
+    def _mean(self, sums: Tensor) -> Tensor:
+        # The division is guarded before it happens: a NaN in the branch not taken would still reach the gradient.
+        occupied = self.occupied
+        mean = torch.where(occupied, sums, 0) / torch.where(occupied, self.count, 1)
+        return torch.where(occupied, mean, torch.nan)
+
+    def __add__(self, other: BinStatistics) -> BinStatistics:
+        """Sums over the voxels of both; case i is added to case i."""
+        if not isinstance(other, BinStatistics):
+            return NotImplemented
+        self._check_partner(other)
+        if self.count.shape != other.count.shape:
+            raise ShapeError(
+                f"statistics to add must have the same cases and classes; got {tuple(self.count.shape[:2])} and "
+                f"{tuple(other.count.shape[:2])}. Put different cases side by side with BinStatistics.concatenate."
+            )
+        return self._map(lambda name: getattr(self, name) + getattr(other, name))
+
+    @staticmethod
+    def concatenate(parts: Iterable[BinStatistics]) -> BinStatistics:
+        """The cases of all parts, in order."""
+        parts = list(parts)
+        if not parts:
+            raise ShapeError("there must be at least one part to concatenate; got none.")
+        for other in parts[1:]:
+            parts[0]._check_partner(other)
+            if other.classes != parts[0].classes:
+                raise ShapeError(f"parts must have the same classes; got {parts[0].classes} and {other.classes}.")
+        return parts[0]._map(lambda name: torch.cat([getattr(part, name) for part in parts]))
+
+    def pool(self, axis: Literal["case", "class"]) -> BinStatistics:
+        """Sums over all cases (or classes), kept as an axis of length one."""
+        one_of("axis", axis, ("case", "class"))
+        dim = 0 if axis == "case" else 1
+        return self._map(lambda name: getattr(self, name).sum(dim, keepdim=True))
+
+    def select(
+        self, *, cases: Sequence[int] | Tensor | None = None, classes: Sequence[int] | Tensor | None = None
+    ) -> BinStatistics:
+        """Only these cases and classes, by index or by a boolean tensor."""
+        rows, columns = self._index(cases, 0), self._index(classes, 1)
+        return self._map(lambda name: getattr(self, name)[rows][:, columns])
+
+    def rebin(self, bins: int) -> BinStatistics:
+        """The same sums in fewer bins, exact on every edge. Hard bins only, and `bins` must divide their number.
+
+        Soft bins overlap: what a voxel would weigh in other bins cannot be told from their sums.
+        """
+        if self.binning.kernel != "hard":
+            raise ConfigError(
+                f"only hard bins can be rebinned; these are {self.binning.kernel}. Soft bins overlap: collect them "
+                f"again with bins={bins}."
+            )
+        if bins < 1 or self.binning.bins % bins:
+            raise ConfigError(f"bins must divide {self.binning.bins}; got {bins}.")
+        together = self.binning.bins // bins
+        return self._map(lambda name: getattr(self, name).unflatten(2, (bins, together)).sum(3), bins=bins)
+
+    def detach(self) -> BinStatistics:
+        return self._map(lambda name: getattr(self, name).detach())
+
+    def to(self, device: torch.device | str) -> BinStatistics:
+        return self._map(lambda name: getattr(self, name).to(device))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one .npz file (no pickle inside), whole or not at all."""
+        arrays = {name: getattr(self, name).detach().cpu().numpy() for name in _SUMS}
+        header = json.dumps({"format": FORMAT, "binning": asdict(self.binning)})
+        content = io.BytesIO()
+        np.savez_compressed(content, allow_pickle=False, header=np.array(header), **arrays)
+        write_whole(Path(path), content.getvalue())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> BinStatistics:
+        """Read what `save` wrote."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                header = json.loads(str(file["header"]))
+                if header["format"] != FORMAT:
+                    raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
+                sums = {name: torch.from_numpy(file[name].astype(np.float64)) for name in _SUMS}
+            return BinStatistics(**sums, binning=Binning(**header["binning"]))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise SegcalError(f"{path} must be a file written by BinStatistics.save; {error}.") from error
+
+    def _check_partner(self, other: BinStatistics) -> None:
+        if other.binning != self.binning:
+            raise ConfigError(
+                f"statistics must share one binning; got {self.binning} and {other.binning}. "
+                f"Collect both alike, or rebin one of them."
+            )
+
+    def _index(self, wanted: Sequence[int] | Tensor | None, dim: int) -> Tensor:
+        length, word = self.count.shape[dim], ("case", "class")[dim]
+        index = torch.arange(length) if wanted is None else torch.as_tensor(wanted)
+        if index.dtype == torch.bool:
+            if index.shape != (length,):
+                raise ShapeError(f"a boolean choice must have one entry per {word} ({length}); got {len(index)}.")
+            index = index.nonzero().flatten()
+        if index.ndim != 1:
+            raise ShapeError(f"{word} indices must be a list of whole numbers; got {wanted!r}.")
+        index = index.long()
+        if index.numel() and not -length <= int(index.min()) <= int(index.max()) < length:
+            raise ShapeError(f"{word} indices must lie in 0..{length - 1}; got {index.tolist()}.")
+        return index.to(self.count.device)
+
+    def _map(self, function: Callable[[str], Tensor], *, bins: int | None = None) -> BinStatistics:
+        count, confidence_sum, label_sum = (function(name) for name in _SUMS)
+        binning = self.binning if bins is None else replace(self.binning, bins=bins)
+        return BinStatistics(count, confidence_sum, label_sum, binning)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that nobody ever sees a part of it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
