@@ -25,6 +25,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/losses.py
+	$(BIN)/python benchmarks/evaluate.py
 
 clean:
 	rm -rf .venv build src/*.egg-info

@@ -17,6 +17,19 @@ _HOME = {
     "ece": "metrics",
     "ace": "metrics",
     "mce": "metrics",
+    "signed_gap": "metrics",
+    "overconfidence": "metrics",
+    "underconfidence": "metrics",
+    "micro": "metrics",
+    "equal_mass": "metrics",
+    "OverlapCounts": "overlap",
+    "ScoreSums": "overlap",
+    "dice": "overlap",
+    "brier": "overlap",
+    "nll": "overlap",
+    "Evaluation": "evaluation",
+    "evaluate": "cohort",
+    "Regions": "regions",
     "ACELoss": "losses",
     "SegmentationLoss": "losses",
     "LossTerms": "losses",
@@ -25,6 +38,8 @@ _HOME = {
     "ShapeError": "errors",
     "LabelError": "errors",
     "RangeError": "errors",
+    "FileError": "errors",
+    "GridError": "errors",
 }
 __all__ = ["__version__", *_HOME]
 

@@ -120,8 +120,10 @@ def locate(probabilities: Tensor, cells: Cells, *, closed: str = "left") -> tupl
         cell = t.floor() if closed == "left" else t.ceil() - 1
         if probabilities.dtype == torch.float64:
             high = wide.to(torch.float32).to(torch.float64)
-            rest = (high * cells.scale + cells.shift - cell) + (wide - high) * cells.scale
-            cell += (rest > 1).to(cell.dtype) if closed == "right" else -(rest < 0).to(cell.dtype)
+            # Less the nearest edge first: then nothing is rounded away, and the sign of the rest is exact.
+            edge = cell if closed == "left" else cell + 1
+            rest = (high * cells.scale + cells.shift - edge) + (wide - high) * cells.scale
+            cell += (rest > 0).to(cell.dtype) if closed == "right" else -(rest < 0).to(cell.dtype)
         cell = torch.where(cell > 0, cell, 0).clamp_(max=cells.number - 1)
     return cell.long(), t - cell
 
@@ -168,10 +170,15 @@ def _spread(binning: Binning, device: torch.device) -> tuple[Tensor, Tensor]:
     return weights, (own[:, None] + nearby).clamp_(0, binning.bins - 1)
 
 
+def _groups(binning: Binning) -> tuple[int, int]:
+    """Groups of cells, and cells in each: one for every place within a bin."""
+    return binning.cells.number // binning.cells.per_bin, binning.cells.per_bin
+
+
 def cells_to_bins(moments: Tensor, binning: Binning) -> Tensor:
     """Sums per bin from sums of powers of u per cell: (..., cells, powers) to (..., bins)."""
     weights, into = _spread(binning, moments.device)
-    grouped = moments.reshape(*moments.shape[:-2], -1, binning.cells.per_bin, moments.shape[-1])
+    grouped = moments.reshape(*moments.shape[:-2], *_groups(binning), moments.shape[-1])
     nearby = torch.einsum("...gkp,knp->...gkn", grouped, weights).flatten(-3)
     empty = torch.zeros(*moments.shape[:-2], binning.bins, dtype=moments.dtype, device=moments.device)
     return empty.index_add(-1, into.flatten(), nearby)
@@ -180,5 +187,5 @@ def cells_to_bins(moments: Tensor, binning: Binning) -> Tensor:
 def bins_to_cells(gradient: Tensor, binning: Binning) -> Tensor:
     """The adjoint of `cells_to_bins`: a gradient per bin, (..., bins), as one per cell and power."""
     weights, into = _spread(binning, gradient.device)
-    nearby = gradient[..., into].reshape(*gradient.shape[:-1], -1, binning.cells.per_bin, into.shape[1])
+    nearby = gradient[..., into].reshape(*gradient.shape[:-1], *_groups(binning), into.shape[1])
     return torch.einsum("...gkn,knp->...gkp", nearby, weights).flatten(-3, -2)

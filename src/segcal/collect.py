@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import math
 from typing import NamedTuple
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 from segcal.binning import Binning
 from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, one_of
 from segcal.kernels.operator import voxel_sums
+from segcal.kernels.spec import HAS_NUMBA
 from segcal.statistics import BinStatistics
 
 BACKENDS = ("torch", "numba")
-HAS_NUMBA = find_spec("numba") is not None
 
 
 def bin_statistics(
@@ -80,6 +80,7 @@ def read_voxels(
             f"logits or probabilities must have the axes (case, class, space, ...); got {tuple(inputs.shape)}."
         )
     cases, classes, *space = inputs.shape
+    voxels = math.prod(space)
     if classes == 0:
         raise ShapeError(f"there must be at least one class; got {tuple(inputs.shape)}.")
     per_class = _per_class(inputs, labels)
@@ -88,8 +89,8 @@ def read_voxels(
             raise LabelError(
                 "ignore_index needs an integer label map; these labels have a channel per class. Pass a mask instead."
             )
-        keep = (labels != ignore_index).reshape(cases, -1)
-    labels = _label_dtype(labels).reshape(cases, classes if per_class else 1, -1)
+        keep = _differs(labels, ignore_index).reshape(cases, voxels)
+    labels = _label_dtype(labels).reshape(cases, classes if per_class else 1, voxels)
     if mask is not None:
         mask = _plain(mask)
         if tuple(mask.shape) not in ((cases, *space), (cases, 1, *space)):
@@ -97,12 +98,12 @@ def read_voxels(
                 f"mask must be (case, ...) or (case, 1, ...) on the same grid; got {tuple(mask.shape)} for "
                 f"{tuple(inputs.shape)}."
             )
-        mask = (mask != 0).reshape(cases, -1)
+        mask = (mask != 0).reshape(cases, voxels)
     if ignore_index is not None:
         mask = keep if mask is None else mask & keep
     wide = inputs if inputs.dtype in (torch.float32, torch.float64) else inputs.float()
     mask = None if mask is None else mask.contiguous()
-    return Voxels(wide.reshape(cases, classes, -1).contiguous(), labels.contiguous(), mask)
+    return Voxels(wide.reshape(cases, classes, voxels).contiguous(), labels.contiguous(), mask)
 
 
 def sums_of(
@@ -150,6 +151,15 @@ def _per_class(inputs: Tensor, labels: Tensor) -> bool:
         f"labels must be an integer map (case, ...) or (case, 1, ...), or have a channel per class; got {shape} for "
         f"inputs of shape {tuple(inputs.shape)}. Check the order of axes, and resample to one grid if they differ."
     )
+
+
+def _differs(labels: Tensor, value: int) -> Tensor:
+    """Where labels are not this value; torch would wrap a value beyond their type (-1 would mean 255 in uint8)."""
+    if not labels.is_floating_point() and labels.dtype != torch.bool:
+        limits = torch.iinfo(labels.dtype)
+        if not limits.min <= value <= limits.max:
+            return torch.ones_like(labels, dtype=torch.bool)
+    return labels != value
 
 
 def _label_dtype(labels: Tensor) -> Tensor:

@@ -23,6 +23,14 @@ class RangeError(SegcalError):
     """A probability outside [0, 1], or not a number."""
 
 
+class FileError(SegcalError):
+    """A file that is missing, broken, or not what it must be."""
+
+
+class GridError(SegcalError):
+    """Probabilities and labels that do not lie on one grid of voxels."""
+
+
 def one_of(name: str, value: object, allowed: tuple[str, ...], *, hint: str = "") -> None:
     """Refuse a word that is not among the allowed ones."""
     if value not in allowed:

@@ -106,7 +106,8 @@ class ACELoss(nn.Module):
         errors = average_calibration_error(stats, empty_bins=self.empty_bins)
         counted = stats.occupied.any(-1)
         if self.absent_classes != "include":
-            counted = counted & (stats.label_sum.sum(-1) > 0)
+            # NaN is not absent: it must reach the loss, so that a gradient scaler skips the step.
+            counted = counted & ((stats.label_sum.sum(-1) > 0) | stats.confidence_sum.sum(-1).isnan())
         errors = torch.where(counted, errors, 0)
         if self.class_weights is not None:
             errors = errors * _fitting(self.class_weights, errors)
@@ -237,6 +238,8 @@ def _over_scales(
 def _shrink(labels: Tensor, size: Sequence[int]) -> Tensor:
     """Labels on a coarser grid: of each coarse voxel the one at its middle, whatever the type."""
     first = labels.ndim - len(size)
+    if first not in (1, 2):  # not on this grid at all: refused where the labels are read
+        return labels
     for axis, (old, new) in enumerate(zip(labels.shape[first:], size, strict=True), start=first):
         if new != old:
             middle = (torch.arange(new, device=labels.device, dtype=torch.float64) + 0.5) * (old / new)

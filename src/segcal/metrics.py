@@ -12,7 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from segcal.errors import one_of
+from segcal.binning import Binning
+from segcal.errors import ConfigError, one_of
 from segcal.statistics import BinStatistics
 
 
@@ -27,10 +28,7 @@ def ece(stats: BinStatistics) -> Tensor:
     >>> ece(bin_statistics(probabilities, labels, bins=10))
     tensor([[0.4000]], dtype=torch.float64)
     """
-    weight = torch.where(stats.occupied, stats.count, 0)
-    total = weight.sum(-1)
-    weighted = (weight * stats.gap.nan_to_num(0.0)).sum(-1) / total.clamp(min=torch.finfo(total.dtype).tiny)
-    return torch.where(total > 0, weighted, torch.nan)
+    return _per_voxel(stats.gap, stats)
 
 
 def ace(stats: BinStatistics, *, empty_bins: Literal["skip", "zero"] = "skip") -> Tensor:
@@ -59,3 +57,65 @@ def mce(stats: BinStatistics) -> Tensor:
     """
     largest = torch.where(stats.occupied, stats.gap, -torch.inf).amax(-1)
     return torch.where(largest >= 0, largest, torch.nan)
+
+
+def signed_gap(stats: BinStatistics) -> Tensor:
+    """Mean probability less share of the class, over all voxels: positive where a class is predicted too much.
+
+    >>> from segcal import bin_statistics
+    >>> signed_gap(bin_statistics(torch.tensor([[[0.9, 0.9]]]), torch.tensor([[[1, 0]]]), bins=10))
+    tensor([[0.4000]], dtype=torch.float64)
+    """
+    return _per_voxel(stats.signed_gap, stats)
+
+
+def overconfidence(stats: BinStatistics) -> Tensor:
+    """The part of the ECE from bins whose confidence exceeds their frequency."""
+    return _per_voxel(stats.signed_gap.clamp(min=0), stats)
+
+
+def underconfidence(stats: BinStatistics) -> Tensor:
+    """The part of the ECE from bins whose confidence falls short of their frequency. Both parts make up the ECE."""
+    return _per_voxel((-stats.signed_gap).clamp(min=0), stats)
+
+
+def micro(stats: BinStatistics, *, reading: Literal["paper", "pooled"] = "paper") -> BinStatistics:
+    """One case that stands for all: its errors are the micro averages.
+
+    "pooled" adds the sums. "paper" takes as a bin's confidence the simple mean over the cases that occupy it,
+    however many voxels each has there, and pools the rest.
+    """
+    one_of("reading", reading, ("paper", "pooled"))
+    pooled = stats.pool("case")
+    if reading == "pooled":
+        return pooled
+    cases = stats.occupied.sum(0, keepdim=True)
+    confidence = stats.mean_confidence.nan_to_num(0.0).sum(0, keepdim=True) / cases.clamp(min=1)
+    return BinStatistics(pooled.count, confidence * pooled.count, pooled.label_sum, stats.binning)
+
+
+def equal_mass(stats: BinStatistics, bins: int) -> BinStatistics:
+    """The sums in bins that hold about equally many voxels, cut between fine hard bins, per case and class.
+
+    A fine bin is never split: where one holds more than its share, bins beside it stay empty. The edges
+    differ from case to case; those of the result's binning mean nothing.
+    """
+    if stats.binning.kernel != "hard":
+        raise ConfigError(f"equal-mass bins need hard fine bins; these are {stats.binning.kernel}.")
+    total = stats.count.sum(-1, keepdim=True)
+    middle = stats.count.cumsum(-1) - stats.count / 2
+    target = (middle / torch.where(total > 0, total, 1) * bins).long().clamp(max=bins - 1)
+    sums = (
+        torch.zeros(*stats.count.shape[:2], bins, dtype=s.dtype, device=s.device).scatter_add(-1, target, s)
+        for s in (stats.count, stats.confidence_sum, stats.label_sum)
+    )
+    count, confidence_sum, label_sum = sums
+    return BinStatistics(count, confidence_sum, label_sum, Binning(bins))
+
+
+def _per_voxel(of_bin: Tensor, stats: BinStatistics) -> Tensor:
+    """Mean over bins, each by its count; NaN where all are empty."""
+    weight = torch.where(stats.occupied, stats.count, 0)
+    total = weight.sum(-1)
+    weighted = (weight * torch.where(stats.occupied, of_bin, 0)).sum(-1)
+    return torch.where(total > 0, weighted / torch.where(total > 0, total, 1), torch.nan)

@@ -7,11 +7,7 @@ several processes, micro and macro averages need no formula of their own.
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +19,7 @@ from torch import Tensor
 
 from segcal.binning import Binning
 from segcal.errors import ConfigError, SegcalError, ShapeError, one_of
+from segcal.files import read_npz, write_npz
 
 FORMAT = "segcal bin statistics 1"
 _SUMS = ("count", "confidence_sum", "label_sum")
@@ -67,8 +64,8 @@ class BinStatistics:
 
     @property
     def occupied(self) -> Tensor:
-        """Where a bin holds enough to have a mean; elsewhere it is empty."""
-        return (self.count >= self.binning.empty_below) & (self.count > 0)
+        """Where a bin holds enough to have a mean; elsewhere it is empty. NaN is not empty: it must show."""
+        return ~((self.count < self.binning.empty_below) | (self.count <= 0))
 
     @property
     def mean_confidence(self) -> Tensor:
@@ -131,7 +128,7 @@ class BinStatistics:
     ) -> BinStatistics:
         """Only these cases and classes, by index or by a boolean tensor."""
         rows, columns = self._index(cases, 0), self._index(classes, 1)
-        return self._map(lambda name: getattr(self, name)[rows][:, columns])
+        return self._map(lambda name: getattr(self, name).index_select(0, rows).index_select(1, columns))
 
     def rebin(self, bins: int) -> BinStatistics:
         """The same sums in fewer bins, exact on every edge. Hard bins only, and `bins` must divide their number.
@@ -157,25 +154,17 @@ class BinStatistics:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .npz file (no pickle inside), whole or not at all."""
         arrays = {name: getattr(self, name).detach().cpu().numpy() for name in _SUMS}
-        header = json.dumps({"format": FORMAT, "binning": asdict(self.binning)})
-        content = io.BytesIO()
-        np.savez_compressed(content, allow_pickle=False, header=np.array(header), **arrays)
-        write_whole(Path(path), content.getvalue())
+        write_npz(Path(path), {"format": FORMAT, "binning": asdict(self.binning)}, arrays)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> BinStatistics:
         """Read what `save` wrote."""
+        header, arrays = read_npz(path, kind=FORMAT)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                header = json.loads(str(file["header"]))
-                if header["format"] != FORMAT:
-                    raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
-                sums = {name: torch.from_numpy(file[name].astype(np.float64)) for name in _SUMS}
-            return BinStatistics(**sums, binning=Binning(**header["binning"]))
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise SegcalError(f"{path} must be a file written by BinStatistics.save; {error}.") from error
+            count, confidence_sum, label_sum = (torch.from_numpy(arrays[name].astype(np.float64)) for name in _SUMS)
+            return BinStatistics(count, confidence_sum, label_sum, Binning(**header["binning"]))
+        except (ValueError, LookupError, TypeError) as error:
+            raise SegcalError(f"{path} must hold three sums and their binning; {error}.") from error
 
     def _check_partner(self, other: BinStatistics) -> None:
         if other.binning != self.binning:
@@ -196,22 +185,9 @@ class BinStatistics:
         index = index.long()
         if index.numel() and not -length <= int(index.min()) <= int(index.max()) < length:
             raise ShapeError(f"{word} indices must lie in 0..{length - 1}; got {index.tolist()}.")
-        return index.to(self.count.device)
+        return torch.where(index < 0, index + length, index).to(self.count.device)
 
     def _map(self, function: Callable[[str], Tensor], *, bins: int | None = None) -> BinStatistics:
         count, confidence_sum, label_sum = (function(name) for name in _SUMS)
         binning = self.binning if bins is None else replace(self.binning, bins=bins)
         return BinStatistics(count, confidence_sum, label_sum, binning)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that nobody ever sees a part of it."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise

@@ -1,23 +1,29 @@
-"""The losses under the names and arguments that MONAI proposes: change one import.
+"""Losses, metric and handler under the names and arguments of MONAI: change one import.
 
 Meant to behave as MONAI's own do, with three differences: sums are exact at any size, `right` does what its
-documentation says (bins are [left, right) unless it is set; MONAI 1.6 has it the other way round), and
-classes are not looped over.
+documentation says (bins are [left, right) unless it is set; MONAI 1.6 stretches its edges a little, so that
+0.5 falls in the bin below either way), and classes are not looped over.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import monai.metrics
 import torch
-from monai.utils import LossReduction
+from monai.handlers.ignite_metric import IgniteMetricHandler
+from monai.metrics import CalibrationReduction
+from monai.utils import LossReduction, MetricReduction
 from torch import Tensor
 from torch.nn.modules.loss import _Loss
 
 from segcal.binning import Binning
+from segcal.collect import bin_statistics
 from segcal.errors import ConfigError, ShapeError
 from segcal.losses import AbsentClasses, ACELoss, Activation
+from segcal.metrics import ace, ece, mce
 
 
 class _L1ACELoss(_Loss):
@@ -46,8 +52,10 @@ class _L1ACELoss(_Loss):
         self.other_act = other_act
         self.softmax = softmax
         self.weight = None if weight is None else torch.as_tensor(weight, dtype=torch.float64)
-        if self.weight is not None and bool((self.weight < 0).any()):
-            raise ConfigError(f"weight must not be negative; got {weight!r}.")
+        if self.weight is not None and (
+            self.weight.ndim > 1 or not bool((self.weight.isfinite() & (self.weight >= 0)).all())
+        ):
+            raise ConfigError(f"weight must be a number of at least 0, or one for each class; got {weight!r}.")
         absent: AbsentClasses = "zero" if ignore_empty_classes else "include"
         single: Activation = "sigmoid" if sigmoid else "none"
         several: Activation = "softmax" if softmax else single
@@ -74,7 +82,7 @@ class _L1ACELoss(_Loss):
         errors: Tensor = loss(input if self.other_act is None else self.other_act(input), target)
         if not self.include_background and channels > 1:
             errors = errors[:, 1:]
-        if self.weight is not None and channels > 1:
+        if self.weight is not None:
             if self.weight.ndim and len(self.weight) != errors.shape[1]:
                 raise ShapeError(
                     f"weight must have one entry per class counted (without the background, if that is off); "
@@ -147,3 +155,34 @@ class SoftL1ACELoss(_L1ACELoss):
             weight=weight,
             ignore_empty_classes=ignore_empty_classes,
         )
+
+
+class CalibrationErrorMetric(monai.metrics.CalibrationErrorMetric):
+    """MONAI's metric, with its arguments and reductions, on exact sums; y may also be an integer label map."""
+
+    def _compute_tensor(self, y_pred: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
+        binning = Binning(self.num_bins, closed="right" if self.right else "left")
+        error = {"expected": ece, "average": ace, "maximum": mce}[self.calibration_reduction.value]
+        errors = error(bin_statistics(y_pred, y, binning=binning))
+        return (errors if self.include_background or errors.shape[1] == 1 else errors[:, 1:]).to(torch.float32)
+
+
+class CalibrationError(IgniteMetricHandler):
+    """MONAI's Ignite handler around the metric above."""
+
+    def __init__(
+        self,
+        num_bins: int = 20,
+        include_background: bool = True,
+        calibration_reduction: CalibrationReduction | str = CalibrationReduction.EXPECTED,
+        metric_reduction: MetricReduction | str = MetricReduction.MEAN,
+        output_transform: Callable[..., Any] = lambda output: output,
+        save_details: bool = True,
+    ) -> None:
+        metric = CalibrationErrorMetric(
+            num_bins=num_bins,
+            include_background=include_background,
+            calibration_reduction=calibration_reduction,
+            metric_reduction=metric_reduction,
+        )
+        super().__init__(metric_fn=metric, output_transform=output_transform, save_details=save_details)

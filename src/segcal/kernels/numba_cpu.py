@@ -9,26 +9,36 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from segcal.kernels import numba_passes
 from segcal.kernels.spec import CLASS_SUMS, Gradients, Spec, Sums
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Array = NDArray[Any]
 
 SEGMENT = 1 << 16  # voxels at least, so that a task is worth a thread
 MOST_SEGMENTS = 16
+NO_MASK = np.zeros((1, 0), dtype=np.bool_)
 _ACTIVATIONS = {"none": numba_passes.NONE, "softmax": numba_passes.SOFTMAX, "sigmoid": numba_passes.SIGMOID}
 
 
 def forward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec) -> Sums:
     """See `segcal.kernels.reference.forward`."""
-    x, y, valid = _arrays(inputs, labels, mask)
+    import torch
+
+    *sums, wrong, outside = array_sums(*_arrays(inputs, labels, mask), spec, threads=torch.get_num_threads())
+    moments, label_moments, class_sums = (torch.from_numpy(array) for array in sums)
+    return Sums(moments, label_moments, class_sums, wrong, outside)
+
+
+def array_sums(x: Array, y: Array, valid: Array, spec: Spec, *, threads: int) -> tuple[Array, Array, Array, int, bool]:
+    """The same of numpy arrays, for those who do without torch; an empty `valid` is no mask."""
     cases, classes, voxels = x.shape
     segments = _segments(voxels)
     moments = np.zeros((cases, len(segments), classes, spec.cells, spec.degree + 2))
@@ -42,15 +52,17 @@ def forward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec) -> 
             *where, *_arguments(spec), spec.classes, moments[b, s], label_moments[b, s], class_sums[b, s], found[b, s]
         )
 
-    _run(segment, cases, len(segments))
+    _run(segment, cases, len(segments), threads)
     first = np.argwhere(found[..., 0] >= 0)
     wrong = -1 if not len(first) else int(first[0][0] * y[0].size + found[(*first[0], 0)])
-    total = [torch.from_numpy(a.sum(axis=1)) for a in (moments, label_moments, class_sums)]
-    return Sums(total[0], total[1], total[2], wrong, bool(found[..., 1].any()))
+    outside = bool(found[..., 1].any())
+    return moments.sum(axis=1), label_moments.sum(axis=1), class_sums.sum(axis=1), wrong, outside
 
 
 def backward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec, gradients: Gradients) -> Tensor:
     """See `segcal.kernels.reference.backward`."""
+    import torch
+
     x, y, valid = _arrays(inputs, labels, mask)
     slopes, label_slopes, of_class = (g.to(inputs.dtype).contiguous().numpy() for g in gradients)
     gradient = torch.zeros_like(inputs) if mask is not None else torch.empty_like(inputs)
@@ -60,13 +72,13 @@ def backward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec, gr
         where = (x[b], y[b], valid[b % len(valid)], *segments[s])
         numba_passes.backward(*where, *_arguments(spec), slopes[b], label_slopes[b], of_class[b], out[b])
 
-    _run(segment, len(x), len(segments))
+    _run(segment, len(x), len(segments), torch.get_num_threads())
     return gradient
 
 
 def _arrays(inputs: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Array, Array, Array]:
     """Numpy views; no mask is an empty one, so that numba compiles one form, not two."""
-    valid = np.zeros((1, 0), dtype=np.bool_) if mask is None else mask.numpy()
+    valid = NO_MASK if mask is None else mask.numpy()
     return inputs.detach().numpy(), labels.numpy(), valid
 
 
@@ -83,10 +95,9 @@ def _segments(voxels: int) -> list[tuple[int, int]]:
 _pool: tuple[int, int, ThreadPoolExecutor] | None = None  # process, threads, pool: a forked child makes its own
 
 
-def _run(segment: Callable[[int, int], None], cases: int, segments: int) -> None:
+def _run(segment: Callable[[int, int], None], cases: int, segments: int, threads: int) -> None:
     global _pool
     tasks = [(b, s) for b in range(cases) for s in range(segments)]
-    threads = torch.get_num_threads()
     if threads == 1 or len(tasks) == 1:
         for task in tasks:
             segment(*task)

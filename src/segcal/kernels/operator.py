@@ -152,7 +152,8 @@ def _refuse_label(labels: Tensor, flat: int, classes: int) -> None:
 
 
 def _refuse_range(inputs: Tensor, mask: Tensor | None) -> None:
-    values = (inputs if mask is None else torch.where(mask[:, None], inputs, 0)).nan_to_num(0.0)
+    used = ~inputs.isnan() if mask is None else mask[:, None] & ~inputs.isnan()
+    values = torch.where(used, inputs, 0)
     distance = torch.maximum(-values, values - 1)
     case, channel, voxel = (int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
     raise RangeError(

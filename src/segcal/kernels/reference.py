@@ -57,7 +57,9 @@ def backward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec, gr
 def _chunks(inputs: Tensor) -> list[slice]:
     cases, classes, voxels = inputs.shape
     chunk = CHUNK if inputs.device.type == "cpu" else DEVICE_CHUNK
-    step = max(1, chunk // max(1, cases * classes))
+    if cases == 0:
+        return []
+    step = max(1, chunk // (cases * classes))
     return [slice(start, start + step) for start in range(0, voxels, step)]
 
 

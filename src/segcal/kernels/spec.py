@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:  # torch takes seconds to import; who reads files with numpy and numba alone need not wait
+    from torch import Tensor
+
+HAS_NUMBA = find_spec("numba") is not None
 
 # Columns of the sums per case and class. The first three carry a gradient.
 CROSS_ENTROPY, INTERSECTION, PROBABILITY_SQUARED, LABEL_SQUARED, LABEL, VOXELS = range(6)

@@ -1,0 +1,315 @@
+"""Evaluate a folder of predictions against a folder of labels: one case at a time, in bounded memory, resumable.
+
+Each case's sums are written to a file of their own as soon as they are there. Started again, cases whose files
+and options have not changed are not read again; the results are the same as those of one undisturbed run.
+Workers are processes of their own that do without torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import segcal
+from segcal.errors import ConfigError, SegcalError
+from segcal.files import write_whole
+from segcal.measure import CaseSums, Options, measure_case, stamp
+from segcal.regions import read_class_names, read_regions
+from segcal.volumes import CaseFiles, Pairing, pair_cases
+
+if TYPE_CHECKING:
+    from segcal.evaluation import Evaluation
+
+PARTS = ".parts"
+
+
+class Failure(NamedTuple):
+    case: str
+    kind: str
+    message: str
+
+
+class Outcome(NamedTuple):
+    """What was evaluated (None: not a single case), what failed, and which files had no partner."""
+
+    evaluation: Evaluation | None
+    failures: list[Failure]
+    pairing: Pairing
+
+
+def evaluate(
+    predictions: str | os.PathLike[str],
+    labels: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    bins: int = 20,
+    regions: str | None = None,
+    classes: str | None = None,
+    background: bool = False,
+    logits: bool = False,
+    sigmoid: bool = False,
+    workers: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Evaluate every case that both folders have, and write the results to `out`.
+
+    Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv. A case that
+    cannot be read or makes no sense is a failure with a sentence; it does not stop the others.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers must be at least 1; got {workers}.")
+    predictions, labels, out = Path(predictions), Path(labels), Path(out)
+    names = read_class_names(classes) if classes is not None else _find_class_names(predictions, labels)
+    options = Options(
+        bins=bins,
+        background=background,
+        logits=logits,
+        sigmoid=sigmoid,
+        regions=None if regions is None else read_regions(regions),
+        class_names=None if names is None else tuple(sorted(names.items())),
+    )
+    pairing = pair_cases(predictions, labels)
+    if not pairing.cases:
+        raise ConfigError(
+            f"predictions and labels must share case names; {predictions} has {len(pairing.unpaired_predictions)} "
+            f"predictions and {labels} {len(pairing.unpaired_labels)} labels, and none of them match."
+        )
+    (out / PARTS).mkdir(parents=True, exist_ok=True)
+    with _locked(out):
+        done, failures = _run(pairing.cases, options, out / PARTS, workers, progress)
+        evaluation, strangers = _assemble(pairing.cases, done, options)
+        outcome = Outcome(evaluation, sorted(failures + strangers), pairing)
+        _write_results(outcome, options, out)
+        keep = {path.name for path in done.values()}
+        for path in (out / PARTS).iterdir():
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+    return outcome
+
+
+def _find_class_names(predictions: Path, labels: Path) -> dict[int, str] | None:
+    """Names from a dataset.json in either folder, or beside the labels."""
+    for folder in (predictions, labels, labels.parent):
+        if (folder / "dataset.json").is_file():
+            return read_class_names(str(folder / "dataset.json"))
+    return None
+
+
+def _run(
+    cases: Sequence[CaseFiles],
+    options: Options,
+    parts: Path,
+    workers: int,
+    progress: Callable[[int, int], None],
+) -> tuple[dict[str, Path], list[Failure]]:
+    """Evaluate what is not there yet; the file of each case that worked, and the failures."""
+    done: dict[str, Path] = {}
+    failures: list[Failure] = []
+    waiting: list[tuple[CaseFiles, Path]] = []
+    for files in cases:
+        path = parts / f"{_key(files, options)}.npz"
+        if path.exists():
+            done[files.name] = path
+        else:
+            waiting.append((files, path))
+    for files, path, failure in _results(waiting, options, workers):
+        if failure is None:
+            done[files.name] = path
+        else:
+            failures.append(failure)
+        progress(len(done) + len(failures), len(cases))
+    return done, failures
+
+
+def _results(
+    waiting: list[tuple[CaseFiles, Path]], options: Options, workers: int
+) -> Iterator[tuple[CaseFiles, Path, Failure | None]]:
+    if workers == 1 or len(waiting) < 2:
+        for files, path in waiting:
+            yield files, path, _measure_to(files, options, path)
+        return
+    again = []
+    with _pool(min(workers, len(waiting))) as pool:
+        futures: dict[Future[Failure | None], tuple[CaseFiles, Path]] = {
+            pool.submit(_measure_to, files, options, path): (files, path) for files, path in waiting
+        }
+        import_module("segcal.evaluation")  # brings torch, which takes seconds: the workers read meanwhile
+
+        for future in as_completed(futures):
+            try:
+                yield *futures[future], future.result()
+            except BrokenProcessPool:
+                again.append(futures[future])
+    for files, path in again:  # a worker died: each case left gets a process of its own, to find the culprit
+        with _pool(1) as pool:
+            try:
+                yield files, path, pool.submit(_measure_to, files, options, path).result()
+            except BrokenProcessPool:
+                message = "the process that read this case died; it may need more memory than there is."
+                yield files, path, Failure(files.name, "CrashError", message)
+
+
+_threads = os.cpu_count() or 1  # of this process; workers share the cores
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_worker, initargs=(threads,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # they end by themselves, after the case at hand
+
+
+def _start_worker(threads: int) -> None:
+    global _threads
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _threads = threads
+
+
+def _measure_to(files: CaseFiles, options: Options, path: Path) -> Failure | None:
+    try:
+        measure_case(files, options, threads=_threads).save(path, files)
+    except SegcalError as error:
+        return Failure(files.name, type(error).__name__, str(error))
+    except (OSError, MemoryError) as error:
+        return Failure(files.name, type(error).__name__, f"reading or measuring this case failed: {error}.")
+    return None
+
+
+def _key(files: CaseFiles, options: Options) -> str:
+    """Names the result of a case: another file, or other options, give another key."""
+    stamps = [stamp(path) for path in (*files.predictions, files.label)]
+    content = json.dumps([segcal.__version__, files.name, stamps, asdict(options)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    with (out / PARTS / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"{out} is being written by another process; wait for it, or choose another --out."
+            ) from error
+        yield
+
+
+def _assemble(
+    cases: Sequence[CaseFiles], done: dict[str, Path], options: Options
+) -> tuple[Evaluation | None, list[Failure]]:
+    """All cases that worked as one evaluation; those with another number of classes than most are failures."""
+    import torch
+
+    from segcal.binning import Binning
+    from segcal.evaluation import Evaluation
+    from segcal.overlap import OverlapCounts, ScoreSums
+    from segcal.statistics import BinStatistics
+
+    parts = {files.name: CaseSums.load(done[files.name]) for files in cases if files.name in done}
+    if not parts:
+        return None, []
+    numbers = Counter(sums.bins.shape[1] for sums, _ in parts.values())
+    usual = min(numbers, key=lambda n: (-numbers[n], n))
+    strangers = [
+        Failure(name, "ShapeError", f"has {sums.bins.shape[1]} classes where most cases have {usual}.")
+        for name, (sums, _) in parts.items()
+        if sums.bins.shape[1] != usual
+    ]
+    kept = {name: part for name, part in parts.items() if part[0].bins.shape[1] == usual}
+    versions = {"segcal": segcal.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    stamps = {name: files for name, (_, files) in kept.items()}
+    exclusive = next(iter(kept.values()))[0].top_label.size > 0
+
+    def stack(name: str) -> list[torch.Tensor]:
+        arrays = [getattr(sums, name) for sums, _ in kept.values()]
+        return list(torch.from_numpy(np.stack(arrays, axis=1)).unbind())
+
+    binning = Binning(options.fine_bins)
+    count, confidence_sum, label_sum = stack("bins")
+    top = [part[:, None] for part in stack("top_label")]
+    evaluation = Evaluation(
+        BinStatistics(count, confidence_sum, label_sum, binning),
+        OverlapCounts(*stack("overlap")),
+        ScoreSums(*stack("scores")),
+        BinStatistics(top[0], top[1], top[2], binning) if exclusive else None,
+        cases=tuple(kept),
+        classes=_names(usual, options),
+        has_background=exclusive,
+        bins=options.bins,
+        provenance={"versions": versions, "options": asdict(options), "files": stamps},
+    )
+    return evaluation, strangers
+
+
+def _names(number: int, options: Options) -> tuple[str, ...]:
+    if options.regions is not None:
+        return tuple(options.regions.members)
+    names = dict(options.class_names or ())
+    first = 1 if number == 1 else 0
+    return tuple(names.get(value, f"class {value}") for value in range(first, first + number))
+
+
+def _write_results(outcome: Outcome, options: Options, out: Path) -> None:
+    _write_csv(out / "failures.csv", Failure._fields, outcome.failures)
+    if outcome.evaluation is None:
+        return
+    outcome.evaluation.save(out / "evaluation.npz")
+    shown = outcome.evaluation if options.background else outcome.evaluation.foreground()
+    _write_csv(out / "cases.csv", ("case", "class", "metric", "value"), _tidy(shown))
+    summary = shown.summary()
+    fields = ("cases", "average", "class", "metric", "value", "std", "number")
+    _write_csv(out / "summary.csv", fields, summary)
+    content = {
+        "cases": len(shown.cases),
+        "complete_cases": len(shown.complete().cases),
+        "failed": len(outcome.failures),
+        "unpaired_predictions": outcome.pairing.unpaired_predictions,
+        "unpaired_labels": outcome.pairing.unpaired_labels,
+        "bins": options.bins,
+        "classes": shown.classes,
+        "summary": [
+            {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in zip(fields, row, strict=True)}
+            for row in summary
+        ],
+    }
+    write_whole(out / "summary.json", json.dumps(content, indent=2, ensure_ascii=False).encode())
+
+
+def _tidy(evaluation: Evaluation) -> Iterator[tuple[str, str, str, float]]:
+    metrics = {name: values.tolist() for name, values in evaluation.case_metrics().items()}
+    top_label = {name: values.tolist() for name, values in evaluation.top_label_errors().items()}
+    for i, case in enumerate(evaluation.cases):
+        for j, name in enumerate(evaluation.classes):
+            for metric, values in metrics.items():
+                yield case, name, metric, values[i][j]
+        for metric, values in top_label.items():
+            yield case, "top label", metric, values[i]
+
+
+def _write_csv(path: Path, fields: Sequence[str], rows: Any) -> None:
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(fields)
+    writer.writerows(rows)
+    write_whole(path, content.getvalue().encode())

@@ -1,0 +1,255 @@
+"""What one evaluation found: sums of every case and class, their names, and where they came from.
+
+Everything shown later (tables, diagrams, tests, reports) follows from these sums; the volumes are not read again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal.binning import Binning
+from segcal.errors import ConfigError, SegcalError, ShapeError
+from segcal.files import read_npz, write_npz, write_whole
+from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
+from segcal.overlap import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
+from segcal.statistics import BinStatistics
+
+FORMAT = "segcal evaluation 1"
+
+
+class Row(NamedTuple):
+    """One number of a summary. For macro averages `std` is that over cases and `cases` their number."""
+
+    cases: str  # "all", or "complete": those with every class present
+    average: str  # "macro", "micro paper" or "micro pooled"
+    label: str  # a class, or "mean" of all
+    metric: str
+    value: float
+    std: float
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Sums per case and class, in fine hard bins, with the names of cases and classes."""
+
+    statistics: BinStatistics
+    overlap: OverlapCounts
+    scores: ScoreSums
+    top_label: BinStatistics | None
+    """Of the most probable class of each voxel (one column): its probability, and whether it is right."""
+    cases: tuple[str, ...]
+    classes: tuple[str, ...]
+    has_background: bool = False
+    """Whether the first class is the background, which results leave out unless asked for."""
+    bins: int = 20
+    """Bins of the errors that are reported."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = (len(self.cases), len(self.classes))
+        for name, came in (("statistics", self.statistics.count.shape[:2]), ("overlap", self.overlap.true.shape)):
+            if tuple(came) != shape:
+                raise ShapeError(f"{name} must be of {shape[0]} cases and {shape[1]} classes; got {tuple(came)}.")
+        if len(set(self.cases)) != len(self.cases):
+            twice = sorted({name for name in self.cases if self.cases.count(name) > 1})
+            raise ConfigError(f"case names must differ; {', '.join(twice)} came more than once.")
+
+    def select(self, *, cases: Sequence[int] | None = None, classes: Sequence[int] | None = None) -> Evaluation:
+        """Only these cases and classes, by index."""
+        rows = list(range(len(self.cases))) if cases is None else list(cases)
+        columns = list(range(len(self.classes))) if classes is None else list(classes)
+
+        def cut(sums: Tensor) -> Tensor:
+            return sums[rows][:, columns]
+
+        return replace(
+            self,
+            statistics=self.statistics.select(cases=rows, classes=columns),
+            overlap=map_sums(cut, self.overlap),
+            scores=map_sums(cut, self.scores),
+            top_label=self.top_label and self.top_label.select(cases=rows),
+            cases=tuple(self.cases[i] for i in rows),
+            classes=tuple(self.classes[i] for i in columns),
+            has_background=self.has_background and 0 in columns,
+        )
+
+    def foreground(self) -> Evaluation:
+        """Without the background, if there is one."""
+        return self.select(classes=range(1, len(self.classes))) if self.has_background else self
+
+    def complete(self) -> Evaluation:
+        """Only the cases in which every class (but the background) is present."""
+        true = self.foreground().overlap.true
+        return self.select(cases=(true > 0).all(1).nonzero().flatten().tolist())
+
+    @staticmethod
+    def concatenate(parts: Iterable[Evaluation]) -> Evaluation:
+        """The cases of all parts, which must agree in classes and bins."""
+        parts = list(parts)
+        if not parts:
+            raise ShapeError("there must be at least one evaluation to concatenate; got none.")
+        first = parts[0]
+        for part in parts[1:]:
+            if (part.classes, part.bins) != (first.classes, first.bins):
+                raise ConfigError(
+                    f"evaluations must have the same classes and bins; got {first.classes} with {first.bins} bins and "
+                    f"{part.classes} with {part.bins}."
+                )
+        tops = [part.top_label for part in parts if part.top_label is not None]
+        return replace(
+            first,
+            statistics=BinStatistics.concatenate(part.statistics for part in parts),
+            overlap=concatenate_sums([part.overlap for part in parts]),
+            scores=concatenate_sums([part.scores for part in parts]),
+            top_label=BinStatistics.concatenate(tops) if len(tops) == len(parts) else None,
+            cases=tuple(name for part in parts for name in part.cases),
+        )
+
+    @property
+    def binned(self) -> BinStatistics:
+        """The statistics in the bins that are reported."""
+        return self.statistics.rebin(self.bins)
+
+    def case_metrics(self) -> dict[str, Tensor]:
+        """Every metric by name, (case, class), with NaN where it has no value."""
+        return {"dice": dice(self.overlap)} | _calibration(self) | _proper(self.scores)
+
+    def top_label_errors(self) -> dict[str, Tensor]:
+        """Calibration errors of the most probable class, per case; empty for regions."""
+        if self.top_label is None:
+            return {}
+        stats = self.top_label.rebin(self.bins)
+        return {f"top_label_{name}": metric(stats)[:, 0] for name, metric in (("ece", ece), ("ace", ace), ("mce", mce))}
+
+    def summary(self) -> list[Row]:
+        """Macro mean and standard deviation, and both micro averages, over all and over complete cases."""
+        rows = []
+        for which, part in (("all", self), ("complete", self.complete())):
+            rows += part._macro(which)
+            if part.cases:
+                rows += part._micro(which)
+        return rows
+
+    def _macro(self, which: str) -> list[Row]:
+        rows = []
+        for metric, values in self.case_metrics().items():
+            columns = [*zip(self.classes, values.unbind(1), strict=True), ("mean", values.nanmean(1))]
+            rows += [_macro_row(which, name, metric, column) for name, column in columns]
+        for metric, values in self.top_label_errors().items():
+            rows.append(_macro_row(which, "top label", metric, values))
+        return rows
+
+    def _micro(self, which: str) -> list[Row]:
+        rows = []
+        for reading in ("paper", "pooled"):
+            stats = micro(self.binned, reading="paper" if reading == "paper" else "pooled")
+            values = {"ace": ace(stats), "ece": ece(stats), "mce": mce(stats)}
+            if reading == "pooled":
+                values |= {"dice": dice(map_sums(_over_cases, self.overlap)), "signed_gap": signed_gap(stats)}
+                values |= _proper(map_sums(_over_cases, self.scores))
+            for metric, value in values.items():
+                columns = [*zip(self.classes, value[0].tolist(), strict=True), ("mean", value.nanmean().item())]
+                rows += [
+                    Row(which, f"micro {reading}", name, metric, number, math.nan, len(self.cases))
+                    for name, number in columns
+                ]
+        return rows
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write PATH (.npz, no pickle) and beside it a .json with names and provenance to read."""
+        path = Path(path)
+        arrays = {f"statistics_{k}": v for k, v in _sparse(self.statistics).items()}
+        if self.top_label is not None:
+            arrays |= {f"top_label_{k}": v for k, v in _sparse(self.top_label).items()}
+        for name in ("overlap", "scores"):
+            sums = getattr(self, name)
+            arrays |= {f"{name}_{column}": getattr(sums, column).numpy() for column in sums.names()}
+        header = {
+            "format": FORMAT,
+            "cases": self.cases,
+            "classes": self.classes,
+            "has_background": self.has_background,
+            "bins": self.bins,
+            "fine_bins": self.statistics.binning.bins,
+            "top_label": self.top_label is not None,
+            "provenance": self.provenance,
+        }
+        write_whole(path.with_suffix(".json"), write_npz(path, header, arrays).encode())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Evaluation:
+        """Read what `save` wrote."""
+        header, arrays = read_npz(path, kind=FORMAT)
+        try:
+            shape = (len(header["cases"]), len(header["classes"]), int(header["fine_bins"]))
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            top_shape = (shape[0], 1, shape[2])
+            return Evaluation(
+                statistics=_dense(tensors, "statistics", shape),
+                overlap=OverlapCounts(**{name: tensors[f"overlap_{name}"] for name in OverlapCounts.names()}),
+                scores=ScoreSums(**{name: tensors[f"scores_{name}"] for name in ScoreSums.names()}),
+                top_label=_dense(tensors, "top_label", top_shape) if header["top_label"] else None,
+                cases=tuple(header["cases"]),
+                classes=tuple(header["classes"]),
+                has_background=bool(header["has_background"]),
+                bins=int(header["bins"]),
+                provenance=header["provenance"],
+            )
+        except (ValueError, LookupError, TypeError, RuntimeError) as error:
+            raise SegcalError(f"{path} must hold the sums of an evaluation; {error}.") from error
+
+
+def _calibration(evaluation: Evaluation) -> dict[str, Tensor]:
+    stats = evaluation.binned
+    even = equal_mass(evaluation.statistics, evaluation.bins)
+    named = {
+        "ace": ace(stats),
+        "ece": ece(stats),
+        "mce": mce(stats),
+        "signed_gap": signed_gap(stats),
+        "overconfidence": overconfidence(stats),
+        "underconfidence": underconfidence(stats),
+    }
+    return named | {"equal_mass_ace": ace(even), "equal_mass_ece": ece(even)}
+
+
+def _proper(scores: ScoreSums) -> dict[str, Tensor]:
+    return {"brier": brier(scores), "nll": nll(scores)}
+
+
+def _over_cases(sums: Tensor) -> Tensor:
+    return sums.sum(0, keepdim=True)
+
+
+def _macro_row(which: str, name: str, metric: str, values: Tensor) -> Row:
+    known = values[~values.isnan()]
+    number = len(known)
+    std = known.std().item() if number > 1 else math.nan
+    return Row(which, "macro", name, metric, known.mean().item() if number else math.nan, std, number)
+
+
+def _sparse(stats: BinStatistics) -> dict[str, np.ndarray[Any, Any]]:
+    """Only the occupied bins, of which fine statistics have few."""
+    index = stats.count.flatten().nonzero().flatten()
+    sums = {name: getattr(stats, name).flatten()[index] for name in ("count", "confidence_sum", "label_sum")}
+    return {name: tensor.numpy() for name, tensor in ({"index": index} | sums).items()}
+
+
+def _dense(tensors: dict[str, Tensor], name: str, shape: tuple[int, int, int]) -> BinStatistics:
+    index = tensors[f"{name}_index"]
+    sums = (
+        torch.zeros(math.prod(shape), dtype=torch.float64).index_put((index,), tensors[f"{name}_{column}"]).view(shape)
+        for column in ("count", "confidence_sum", "label_sum")
+    )
+    count, confidence_sum, label_sum = sums
+    return BinStatistics(count, confidence_sum, label_sum, Binning(shape[2]))

@@ -1,0 +1,63 @@
+"""Files written whole and read safely."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import uuid
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from segcal.errors import SegcalError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that nobody ever sees a part of it, with the permissions that any new file gets."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with partial.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_npz(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> str:
+    """Write arrays and a JSON header as .npz: no pickle, the same bytes for the same content. The header's text."""
+    text = json.dumps(header, indent=2, ensure_ascii=False)
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, header=np.array(text), **arrays)
+    write_whole(path, content.getvalue())
+    return text
+
+
+def read_npz(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    """Header and arrays of a file that `write_npz` wrote with this `format` in its header; SegcalError otherwise."""
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as content:
+                header = json.loads(str(content["header"]))
+                if header["format"] != kind:
+                    raise ValueError(f"its format is {header['format']!r}")
+                return header, {name: content[name] for name in content.files if name != "header"}
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            EOFError,
+            AttributeError,
+            RuntimeError,  # a damaged zip may claim to be encrypted, or of a later version
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
+            reason = str(error).split(". ")[0].rstrip(".")  # numpy goes on to advise unpickling
+            raise SegcalError(f"{path} must be a file of the format {kind!r}; {reason}.") from error

@@ -1,0 +1,277 @@
+"""Measure one case: read it slab by slab, add up every sum that an evaluation needs.
+
+All in numpy: torch takes seconds to import, and a worker process that only reads and counts need not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.errors import ConfigError, LabelError, RangeError, SegcalError, ShapeError
+from segcal.files import read_npz, write_npz
+from segcal.kernels.spec import (
+    CROSS_ENTROPY,
+    HAS_NUMBA,
+    INTERSECTION,
+    LABEL_SQUARED,
+    PROBABILITY_SQUARED,
+    VOXELS,
+    Spec,
+)
+from segcal.regions import Regions
+from segcal.volumes import CaseFiles, open_case
+
+Array = NDArray[Any]
+
+FORMAT = "segcal case 1"
+FINE_BINS = 1200  # divisible by every bin count in use
+SLAB_ELEMENTS = 1 << 25  # probabilities read at a time: 128 MiB of float32
+BLOCK = 1 << 15  # voxels that are classified together, in the cache
+SUM_TOLERANCE = 0.05  # from 1; maps in 8 bits or half precision stay well below it
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to read predictions and what to report."""
+
+    bins: int = 20
+    background: bool = False
+    logits: bool = False
+    sigmoid: bool = False
+    regions: Regions | None = None
+    class_names: tuple[tuple[int, str], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bins <= 10 * FINE_BINS:
+            raise ConfigError(f"bins must be a whole number from 1 to {10 * FINE_BINS}; got {self.bins}.")
+
+    @property
+    def fine_bins(self) -> int:
+        """1,200, or the nearest multiple of the bins that are reported where those do not divide it."""
+        return self.bins * max(1, round(FINE_BINS / self.bins))
+
+
+@dataclass(frozen=True, eq=False)
+class CaseSums:
+    """The sums of one case, float64; they add up over slabs."""
+
+    bins: Array
+    """(3, class, fine bin): count, confidence sum, label sum."""
+    top_label: Array
+    """(3, fine bin): the same of each voxel's most probable class; no bins where classes overlap."""
+    overlap: Array
+    """(3, class): voxels predicted, true, and both."""
+    scores: Array
+    """(3, class): squared error, log loss, voxels."""
+
+    def __add__(self, other: CaseSums) -> CaseSums:
+        return CaseSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def save(self, path: Path, files: CaseFiles) -> None:
+        """Write them to a file of their own, with the stamps of what they were read from."""
+        stamps = {path.name: stamp(path) for path in (*files.predictions, files.label)}
+        header = {"format": FORMAT, "case": files.name, "files": stamps}
+        write_npz(path, header, {f.name: getattr(self, f.name) for f in fields(self)})
+
+    @staticmethod
+    def load(path: Path) -> tuple[CaseSums, dict[str, Any]]:
+        """What `save` wrote: the sums and the stamps."""
+        header, arrays = read_npz(path, kind=FORMAT)
+        try:
+            return CaseSums(**arrays), header["files"]
+        except (LookupError, TypeError) as error:
+            raise SegcalError(f"{path} must hold the sums of a case; {error}.") from error
+
+
+def stamp(path: Path) -> dict[str, int]:
+    """Size and time of change, which tell whether a file is still the same."""
+    try:
+        status = path.stat()
+    except OSError:
+        return {"bytes": -1, "changed_ns": -1}
+    return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns}
+
+
+def measure_case(files: CaseFiles, options: Options, *, threads: int | None = None) -> CaseSums:
+    """The sums of one case, read slab by slab."""
+    case = open_case(files)
+    total: CaseSums | None = None
+    try:
+        for values, labels in case.slabs(max(1 << 16, SLAB_ELEMENTS // case.classes)):
+            sums = measure_voxels(values, labels, options, threads=threads)
+            total = sums if total is None else total + sums
+    finally:
+        case.close()
+    if total is None:
+        raise ShapeError("the volume must have voxels; it has none.")
+    return total
+
+
+def measure_voxels(values: Array, labels: Array, options: Options, *, threads: int | None = None) -> CaseSums:
+    """The sums of (class, voxel) values and of their labels: (voxel), or (region, voxel) for classes that overlap."""
+    overlapping = options.sigmoid or len(values) == 1
+    if options.logits:
+        values = _sigmoid(values) if overlapping else _softmax(values)
+    collect = partial(_collect, fine_bins=options.fine_bins, threads=threads or os.cpu_count() or 1)
+    if overlapping or options.regions is not None:
+        probabilities, truth = _regions_of(values, labels, options)
+        bins, scores = collect(probabilities, truth)
+        scores[1] += collect(1 - probabilities, 1 - truth)[1][1]  # the log loss where a region is not
+        predicted, true = probabilities >= 0.5, truth == 1
+        overlap = np.array([where.sum(1) for where in (predicted, true, predicted & true)], dtype=np.float64)
+        return CaseSums(bins, np.zeros((3, 0)), overlap, scores)
+    if labels.ndim != 1:
+        raise ShapeError(
+            f"labels must be one map of exclusive classes; got {len(labels)} channels. "
+            f"For classes that overlap use --sigmoid."
+        )
+    bins, scores = collect(values, labels[None])
+    top, right, overlap = _classify(values, labels)
+    return CaseSums(bins, collect(top[None], right[None], scores=False)[0][:, 0], overlap, scores)
+
+
+def _collect(
+    probabilities: Array, labels: Array, *, fine_bins: int, threads: int, scores: bool = True
+) -> tuple[Array, Array]:
+    """Sums per bin (3, class, bin) and scores (3, class; zeros if not asked for) of (class, voxel) probabilities."""
+    spec = Spec("none", float(fine_bins), 0.0, fine_bins, 0, "left", scores)
+    moments, label_moments, class_sums, wrong, outside = _sums(
+        np.ascontiguousarray(probabilities), np.ascontiguousarray(labels), spec, threads
+    )
+    if wrong >= 0:
+        raise _unknown_label(labels, range(len(probabilities)))
+    if outside:
+        raise _not_probabilities(probabilities)
+    counts, above = moments[..., 0], moments[..., 1]
+    confidences = (above + np.arange(fine_bins) * counts) / fine_bins
+    if not np.isfinite(confidences).all():
+        bad = int(np.argwhere(~np.isfinite(confidences))[0][0])
+        raise RangeError(f"probabilities must be numbers; class {bad} contains NaN.")
+    squared = class_sums[:, PROBABILITY_SQUARED] - 2 * class_sums[:, INTERSECTION] + class_sums[:, LABEL_SQUARED]
+    bins = np.array([counts, confidences, label_moments[..., 0]])
+    return bins, np.array([squared, class_sums[:, CROSS_ENTROPY], class_sums[:, VOXELS]])
+
+
+def _sums(values: Array, labels: Array, spec: Spec, threads: int) -> tuple[Array, Array, Array, int, bool]:
+    if HAS_NUMBA:
+        from segcal.kernels.numba_cpu import NO_MASK, array_sums
+
+        *sums, wrong, outside = array_sums(values[None], labels[None], NO_MASK, spec, threads=threads)
+    else:
+        import torch
+
+        from segcal.kernels import reference
+
+        *tensors, wrong, outside = reference.forward(
+            torch.from_numpy(values)[None], torch.from_numpy(labels)[None], None, spec
+        )
+        sums = [tensor.numpy() for tensor in tensors]
+    moments, label_moments, class_sums = (array[0] for array in sums)
+    return moments, label_moments, class_sums, wrong, outside
+
+
+def _classify(probabilities: Array, labels: Array) -> tuple[Array, Array, Array]:
+    """Largest probability of each voxel, whether its class is the true one, and (3, class) overlap counts."""
+    classes, voxels = probabilities.shape
+    top, right = np.empty(voxels, probabilities.dtype), np.empty(voxels, np.uint8)
+    confusion = np.zeros(classes**2, np.int64)
+    for start in range(0, voxels, BLOCK):
+        block = slice(start, min(start + BLOCK, voxels))
+        rows, true = probabilities[:, block], labels[block].astype(np.int64)
+        best, predicted, total = rows[0].copy(), np.zeros_like(true), rows[0].copy()
+        for c in range(1, classes):
+            better = rows[c] > best
+            np.copyto(best, rows[c], where=better)
+            predicted[better] = c
+            total += rows[c]
+        off = np.abs(total - 1)
+        if (off > SUM_TOLERANCE).any():
+            raise RangeError(
+                f"the probabilities of a voxel must sum to 1; one has {total[off.argmax()]:.4g}. "
+                f"For logits use --logits, for classes that overlap --sigmoid."
+            )
+        top[block], right[block] = best, predicted == true
+        confusion += np.bincount(true * classes + predicted, minlength=classes**2)
+    square = confusion.reshape(classes, classes).astype(np.float64)
+    return top, right, np.array([square.sum(0), square.sum(1), square.diagonal()])
+
+
+def _regions_of(values: Array, labels: Array, options: Options) -> tuple[Array, Array]:
+    """Probabilities and 0/1 labels of each region, both (region, voxel)."""
+    channels, regions = len(values), options.regions
+    if regions is None:
+        if labels.ndim == 2:
+            return values, _matching(labels, channels)
+        first = 1 if channels == 1 else 0  # a single channel is the foreground
+        if labels.size and not 0 <= labels.min() <= labels.max() < first + channels:
+            raise _unknown_label(labels, range(first + channels))
+        return values, _members(labels, [(value,) for value in range(first, first + channels)])
+    names = list(regions.members)
+    if options.sigmoid and channels == len(names):
+        together = values
+    else:
+        expected = channels if regions.values is None else len(regions.values)
+        if channels != expected or max(max(regions.channels(name)) for name in names) >= channels:
+            raise ShapeError(
+                f"predictions must have a channel for each label value {regions.values or ''}; they have {channels}. "
+                f"Predictions of the regions themselves need --sigmoid and {len(names)} channels in the order "
+                f"{', '.join(names)}."
+            )
+        if not options.sigmoid:
+            _classify(values, np.zeros(values.shape[1], np.uint8))  # refuses probabilities that do not sum to 1
+        together = np.stack([values[regions.channels(name)].sum(0, dtype=values.dtype) for name in names])
+    if labels.ndim == 2:
+        return together, _matching(labels, len(names))
+    for value, meaning in regions.aliases:
+        labels = np.where(labels == value, meaning, labels)
+    if regions.values is not None and not np.isin(labels, regions.values).all():
+        raise _unknown_label(labels, regions.values)
+    return together, _members(labels, [regions.members[name] for name in names])
+
+
+def _members(labels: Array, members: Sequence[Sequence[int]]) -> Array:
+    return np.stack([np.isin(labels, values) for values in members]).astype(np.uint8)
+
+
+def _matching(labels: Array, channels: int) -> Array:
+    if len(labels) != channels:
+        raise ShapeError(f"labels must have a channel for each of {channels} predicted ones; they have {len(labels)}.")
+    if not np.isin(labels, (0, 1)).all():
+        raise _unknown_label(labels, (0, 1))
+    return labels.astype(np.uint8)
+
+
+def _unknown_label(labels: Array, allowed: Sequence[int]) -> LabelError:
+    unknown = sorted(set(np.unique(labels).tolist()) - set(allowed))
+    return LabelError(
+        f"labels must be among {list(allowed)}; they hold {unknown[:5]}. Remap them, or name the regions."
+    )
+
+
+def _not_probabilities(values: Array) -> RangeError:
+    known = np.nan_to_num(values, nan=0.0)
+    worst = known.flat[np.maximum(-known, known - 1).argmax()]
+    return RangeError(
+        f"probabilities must lie in [0, 1]; one is {worst:.6g}. If these are logits, use --logits; if scaled integers, "
+        f"store the scale in the file."
+    )
+
+
+def _softmax(logits: Array) -> Array:
+    exponentials: Array = np.exp(logits - logits.max(0))
+    exponentials /= exponentials.sum(0)
+    return exponentials
+
+
+def _sigmoid(logits: Array) -> Array:
+    with np.errstate(over="ignore"):
+        probabilities: Array = 1 / (1 + np.exp(-logits))
+    return probabilities

@@ -1,0 +1,304 @@
+"""Arrays as files store them: NIfTI (.nii, .nii.gz), .npy and .npz, opened without a second copy.
+
+What is not compressed is mapped and costs no memory until it is read. What is compressed is inflated once, into
+a buffer of exactly the size that its header announces. Nothing is ever unpickled. A file that cannot be read
+raises `FileError`, whatever is wrong with it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import mmap
+import struct
+import zipfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NoReturn, cast
+
+import numpy as np
+from nibabel.nifti1 import Nifti1Header
+from nibabel.nifti2 import Nifti2Header
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike, NDArray
+
+from segcal.errors import FileError
+
+try:
+    from isal import igzip as gzip
+except ImportError:  # slower, otherwise the same
+    import gzip  # type: ignore[no-redef]
+
+EXTENSIONS = (".nii.gz", ".nii", ".npz", ".npy")
+_NIFTI: dict[int, tuple[Any, int, bytes]] = {  # by header size: class, place of the magic bytes, the magic bytes
+    348: (Nifti1Header, 344, b"n+1\0"),
+    540: (Nifti2Header, 4, b"n+2\0"),
+}
+_MOST_INFLATION = 1032  # deflate cannot expand further than this
+_PIECE_BYTES = 1 << 18
+_QUIET = logging.getLogger("segcal.nifti")  # nibabel reports each header it mends; the progress bar should not
+_QUIET.addHandler(logging.NullHandler())
+_QUIET.propagate = False
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """What a NIfTI header says about the place of its voxels.
+
+    Headers contradict themselves: each of `affines` is one reading, the best first. `zooms` are the voxel sizes as
+    stored, one per axis. `bare`: the header says nothing about directions and origin, or only what a tool without
+    geometry writes (an identity, or its flipped form from ITK).
+    """
+
+    affines: tuple[NDArray[np.float64], ...]
+    zooms: tuple[float, ...]
+    bare: bool
+
+
+@dataclass(frozen=True, eq=False)
+class StoredArray:
+    """An array with its axes and values as stored; the values meant are `values * slope + inter`."""
+
+    values: NDArray[Any]
+    slope: float = 1.0
+    inter: float = 0.0
+    geometry: Geometry | None = None  # NIfTI only
+    key: str | None = None  # its name inside an .npz file
+    mapping: mmap.mmap | None = None  # None: in memory
+
+    @property
+    def scaled(self) -> bool:
+        return (self.slope, self.inter) != (1.0, 0.0)
+
+    def release(self) -> None:
+        """Let go of the mapped pages; they are read again when needed."""
+        if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def stem_of(path: Path) -> str | None:
+    """The file's name without its extension; None where it is not a format we read.
+
+    >>> stem_of(Path("out/case_1.nii.gz")), stem_of(Path("plans.json"))
+    ('case_1', None)
+    """
+    for extension in EXTENSIONS:
+        if path.name.lower().endswith(extension) and len(path.name) > len(extension):
+            return path.name[: -len(extension)]
+    return None
+
+
+def read_array(path: Path, *, keys: tuple[str, ...] = ()) -> StoredArray:
+    """The array in a file; of several in an .npz file the first that goes by one of `keys`."""
+    extension = path.suffix.lower()
+    if stem_of(path) is None:
+        raise FileError(f"{path.name} must end in one of {', '.join(EXTENSIONS)}.")
+    try:
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise FileError(f"{path.name} must be a file; {'it is none' if path.exists() else 'it does not exist'}.")
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                raise FileError(f"{path.name} must hold an array; the file is empty.")
+            if extension == ".npz":
+                return _read_npz(path, file, keys)
+            return _read_npy(path, file) if extension == ".npy" else _read_nifti(path, file)
+    except FileError:
+        raise
+    except EOFError as error:
+        raise FileError(f"{path.name} must be complete; it ends too early (a broken copy?).") from error
+    except Exception as error:  # whatever a parser trips over in a broken file
+        kind = {".npz": "an .npz file", ".npy": "an .npy file"}.get(extension, "a NIfTI image")
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise FileError(f"{path.name} must be {kind}; it cannot be read ({reason}).") from error
+
+
+def _read_nifti(path: Path, file: BinaryIO) -> StoredArray:
+    compressed = file.read(2) == b"\x1f\x8b"  # what it is, not what it is called
+    file.seek(0)
+    stream = _gunzip(file) if compressed else file
+    header, position = _nifti_header(path, stream)
+    shape, dtype, offset = header.get_data_shape(), header.get_data_dtype(), header.get_data_offset()
+    slope, inter = header.get_slope_inter()
+    shape = tuple(int(length) for length in shape)
+    if offset < position:
+        _refuse(path, f"its voxels cannot begin at byte {offset}, within the header")
+    size = _byte_size(path, shape, dtype)
+    _check_size(path, offset + size, compressed=compressed)
+    mapping = None
+    if compressed:
+        _skip(stream, offset - position)
+        values = np.ndarray(shape, dtype, _inflate(stream, size), order="F")
+    else:
+        mapping = _map(file)
+        values = np.ndarray(shape, dtype, mapping, offset, order="F")
+    with np.errstate(all="ignore"):  # senseless numbers are left out where they matter
+        geometry = _geometry(header)
+    return StoredArray(values, slope or 1.0, inter or 0.0, geometry, mapping=mapping)
+
+
+def _nifti_header(path: Path, stream: BinaryIO) -> tuple[Any, int]:
+    """The header, mended as nibabel does, and the number of bytes read."""
+    start = stream.read(348)
+    if start[:4] in (struct.pack("<i", 540), struct.pack(">i", 540)):
+        start += stream.read(540 - 348)
+    kind, place, magic = _NIFTI.get(len(start), (None, 0, b"none"))
+    if start[place : place + 4] != magic:
+        _refuse(path, "it does not begin with a NIfTI header")
+    header = kind(start, check=False)
+    header.check_fix(logger=_QUIET)
+    return header, len(start)
+
+
+def _geometry(header: Any) -> Geometry:
+    """Readings of the affine, best first: nibabel's choice, its directions with the stored voxel sizes (which is what
+    ITK reads, and what ACDC means), and the quaternion form."""
+    zooms = tuple(float(zoom) for zoom in header.get_zooms())
+    known = int(header["sform_code"]) > 0 or int(header["qform_code"]) > 0
+    best = header.get_best_affine()
+    lengths = np.linalg.norm(best[:3, :3], axis=0)
+    sizes = np.array((zooms + (1.0,) * 3)[:3])
+    affines = [best]
+    if (lengths > 0).all() and not np.allclose(lengths, sizes, rtol=1e-3):
+        affines.append(best @ np.diag([*(sizes / lengths), 1.0]))
+    if int(header["sform_code"]) > 0 and int(header["qform_code"]) > 0:
+        with suppress(ValueError):  # no rotation; then the other form has to do
+            affines.append(header.get_qform())
+    usable = tuple(affine for affine in affines if known and _invertible(affine))
+    bare = not usable or bool(np.array_equal(np.abs(best), np.eye(4)))
+    return Geometry(usable, zooms, bare)
+
+
+def _invertible(affine: NDArray[np.float64]) -> bool:
+    return bool(np.isfinite(affine).all()) and bool(np.linalg.cond(affine[:3, :3]) < 1e6)
+
+
+def _read_npy(path: Path, file: BinaryIO) -> StoredArray:
+    shape, fortran, dtype = _npy_header(path, file)
+    offset = file.tell()
+    _check_size(path, offset + _byte_size(path, shape, dtype), compressed=False)
+    mapping = _map(file)
+    return StoredArray(np.ndarray(shape, dtype, mapping, offset, order="F" if fortran else "C"), mapping=mapping)
+
+
+def _npy_header(path: Path, stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        _refuse(path, f"its format version {version} is not one of plain arrays")
+    shape, fortran, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(stream)
+    if dtype.hasobject:
+        _refuse(path, "it holds Python objects, which are never unpickled")
+    return shape, fortran, dtype
+
+
+def _read_npz(path: Path, file: BinaryIO, keys: tuple[str, ...]) -> StoredArray:
+    """One member of the archive: mapped where it is stored plainly, inflated where it is compressed."""
+    with zipfile.ZipFile(file) as archive:
+        member = _choose(path, archive.infolist(), keys)
+    key = member.filename.removesuffix(".npy")
+    if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        _refuse(path, f"array {key!r} is encrypted or compressed in a way that numpy does not write")
+    file.seek(member.header_offset)
+    name_length, extra_length = struct.unpack_from("<HH", file.read(30), 26)
+    file.seek(name_length + extra_length, io.SEEK_CUR)
+    deflated = member.compress_type == zipfile.ZIP_DEFLATED
+    stream = _gunzip(_AsGzip(file, member)) if deflated else file
+    shape, fortran, dtype = _npy_header(path, stream)
+    size = _byte_size(path, shape, dtype)
+    order: Literal["C", "F"] = "F" if fortran else "C"
+    if size > member.file_size or member.file_size > _MOST_INFLATION * (member.compress_size + 64):
+        _refuse(path, f"array {key!r} announces {size:,} bytes and the archive holds {member.file_size:,}")
+    if deflated:
+        return StoredArray(np.ndarray(shape, dtype, _inflate(stream, size), order=order), key=key)
+    offset, mapping = file.tell(), _map(file)
+    _check_size(path, offset + size, compressed=False)
+    return StoredArray(np.ndarray(shape, dtype, mapping, offset, order=order), key=key, mapping=mapping)
+
+
+def _choose(path: Path, members: list[zipfile.ZipInfo], keys: tuple[str, ...]) -> zipfile.ZipInfo:
+    """The member under the first key that exists, or the only array."""
+    arrays = {member.filename.removesuffix(".npy"): member for member in members if member.filename.endswith(".npy")}
+    for key in keys:
+        if key in arrays:
+            return arrays[key]
+    if len(arrays) != 1:
+        names = ", ".join(sorted(arrays)) or "none"
+        raise FileError(f"{path.name} must hold one array, or one named {' or '.join(keys)}; its arrays: {names}.")
+    return next(iter(arrays.values()))
+
+
+class _AsGzip(io.RawIOBase):
+    """A deflated member of a zip archive dressed as a gzip file: one fast inflater, checksum included, for both."""
+
+    def __init__(self, file: BinaryIO, member: zipfile.ZipInfo) -> None:
+        self._file, self._left = file, member.compress_size
+        self._head = b"\x1f\x8b\x08" + bytes(7)
+        self._tail = struct.pack("<II", member.CRC, member.file_size & 0xFFFFFFFF)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        most = len(buffer)
+        if self._head:
+            part, self._head = self._head[:most], self._head[most:]
+        elif self._left:
+            part = self._file.read(min(most, self._left))
+            self._left -= len(part)
+        else:
+            part, self._tail = self._tail[:most], self._tail[most:]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+def _gunzip(file: BinaryIO | io.RawIOBase) -> BinaryIO:
+    opener: Any = gzip.GzipFile
+    return cast(BinaryIO, opener(fileobj=file))
+
+
+def _inflate(stream: BinaryIO, size: int) -> NDArray[np.uint8]:
+    """Exactly the next `size` bytes; where the stream ends there, its checksum is checked too."""
+    buffer = np.empty(size, np.uint8)
+    filled = 0
+    while filled < size:
+        part = stream.read(min(_PIECE_BYTES, size - filled))
+        if not part:
+            raise EOFError
+        buffer[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
+        filled += len(part)
+    stream.read(1)
+    return buffer
+
+
+def _skip(stream: BinaryIO, size: int) -> None:
+    while size > 0:
+        part = stream.read(min(_PIECE_BYTES, size))
+        if not part:
+            raise EOFError
+        size -= len(part)
+
+
+def _map(file: BinaryIO) -> mmap.mmap:
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _byte_size(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> int:
+    """How many bytes the voxels take, once shape and type are ones that volumes have."""
+    kind = np.dtype(dtype)
+    if not 2 <= len(shape) <= 7 or min(shape) < 1:
+        _refuse(path, f"its shape {shape} is not that of an image")
+    if kind.kind not in "buif":
+        _refuse(path, f"its values are {kind}, not real numbers")
+    return math.prod(shape) * kind.itemsize
+
+
+def _check_size(path: Path, announced: int, *, compressed: bool) -> None:
+    """Refuse a header that announces more than the file can hold, before memory is taken for it."""
+    size = path.stat().st_size
+    if announced > (size * _MOST_INFLATION if compressed else size):
+        _refuse(path, f"its header announces {announced:,} bytes and the file has {size:,}: broken or cut off")
+
+
+def _refuse(path: Path, reason: str) -> NoReturn:
+    raise FileError(f"{path.name} must be a readable image; {reason}.")

@@ -1,0 +1,233 @@
+"""An opened case: probabilities and labels of the same voxels, slab by slab."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.errors import ConfigError, FileError
+from segcal.volumes.arrays import StoredArray, read_array
+from segcal.volumes.grids import Grid, fit
+from segcal.volumes.pairing import CaseFiles
+
+PROBABILITY_KEYS = ("probabilities", "softmax", "logits", "arr_0")
+LABEL_KEYS = ("labels", "label", "segmentation", "seg", "arr_0")
+_SCAN_VOXELS = 1 << 20
+_FULL_SCALE = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """Some classes of a prediction: a view (class, x, y, z) on the label grid, and how its numbers are meant."""
+
+    view: NDArray[Any]
+    stored: StoredArray
+    full_scale: int = 1  # the integer that stands for 1
+
+    @property
+    def type(self) -> np.dtype[Any]:
+        wide = self.view.dtype.kind == "f" and self.view.dtype.itemsize > 4
+        return np.dtype(np.float64 if wide else np.float32)
+
+    @property
+    def as_stored(self) -> bool:
+        return not self.stored.scaled and self.full_scale == 1
+
+    def read(self, block: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write the numbers meant by a block of the view to `out`, class by class."""
+        for numbers, row in zip(block, out, strict=True):
+            into = row.reshape(numbers.shape)
+            with np.errstate(over="ignore", invalid="ignore"):  # whoever reads the values judges infinite ones
+                if self.stored.scaled:
+                    meant = np.multiply(numbers, self.stored.slope, dtype=np.float64)  # in float64, as nibabel does
+                    meant += self.stored.inter
+                    np.copyto(into, meant, casting="same_kind")
+                elif self.full_scale != 1:
+                    np.divide(numbers, self.full_scale, out=into, dtype=into.dtype)
+                else:
+                    np.copyto(into, numbers, casting="same_kind")
+
+
+class Case:
+    """Probabilities and labels of one case on one grid, to be read in slabs; close it, or use it in a with block."""
+
+    def __init__(self, name: str, sources: list[_Source], label: StoredArray, label_view: NDArray[Any], grid: Grid):
+        self.name = name
+        self.grid = grid
+        self.classes = sum(len(source.view) for source in sources)
+        self._sources = sources
+        self._label: StoredArray | None = label
+        self._label_view = label_view
+
+    def slabs(self, most_voxels: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Probabilities (class, voxel) and labels (voxel) or (region, voxel), of at most `most_voxels` voxels each.
+
+        Every voxel comes once, in the order in which the prediction is stored. Probabilities are float32, or float64
+        where the file is; labels are integers. A slab may be a view of the case: read it, do not write to it.
+        """
+        if most_voxels < 1:
+            raise ConfigError(f"most_voxels must be at least 1; got {most_voxels}.")
+        label = self._label
+        if label is None:
+            raise FileError(f"{self.name}: the case must be open; it has been closed.")
+        views = _in_stored_order(self._label_view, *(source.view for source in self._sources))
+        label_view, *sources = views
+        for box in _boxes(label_view.shape[1:], most_voxels):
+            everything = (slice(None), *box)
+            probabilities = self._probabilities([view[everything] for view in sources])
+            labels = _whole_numbers(self.name, label_view[everything], label)
+            yield probabilities, labels if len(labels) > 1 else labels[0]
+            for stored in (label, *(source.stored for source in self._sources)):
+                stored.release()
+
+    def close(self) -> None:
+        """Let go of files and memory."""
+        self._label, self._sources, self._label_view = None, [], np.empty(0)
+
+    def __enter__(self) -> Case:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _probabilities(self, blocks: list[NDArray[Any]]) -> NDArray[Any]:
+        """Blocks of all sources as one array (class, voxel); without a copy where memory holds just that."""
+        first, block = self._sources[0], blocks[0]
+        in_memory = len(blocks) == 1 and first.as_stored and first.stored.mapping is None
+        if in_memory and block.dtype == first.type and block.flags.c_contiguous:
+            return block.reshape(self.classes, -1)
+        out = np.empty((self.classes, math.prod(block.shape[1:])), np.result_type(*(s.type for s in self._sources)))
+        row = 0
+        for source, block in zip(self._sources, blocks, strict=True):
+            source.read(block, out[row : row + len(block)])
+            row += len(block)
+        return out
+
+
+def open_case(files: CaseFiles) -> Case:
+    """The case of these files, checked to lie on one grid; `FileError` or `GridError` says what is wrong with it.
+
+    Integer maps are read as their makers meant them: with the scale of a NIfTI header where there is one, otherwise
+    uint8 as 255ths and uint16 as 65535ths. Zeros and ones that choose one class per voxel, or are a single class, are
+    taken as they are.
+    """
+    try:
+        label = read_array(files.label, keys=LABEL_KEYS)
+        predictions = [read_array(path, keys=PROBABILITY_KEYS) for path in files.predictions]
+    except FileError as error:
+        raise FileError(f"{files.name}: {error}") from error
+    label_view, views, grid = fit(files.name, label, predictions)
+    sources = [_Source(view, stored) for view, stored in zip(views, predictions, strict=True)]
+    return Case(files.name, _with_full_scale(files.name, sources), label, label_view, grid)
+
+
+def _with_full_scale(case: str, sources: list[_Source]) -> list[_Source]:
+    """The sources, those of unscaled integers with the integer that stands for 1."""
+    integers = [source for source in sources if source.view.dtype.kind in "ui" and not source.stored.scaled]
+    for source in integers:
+        if source.view.dtype.newbyteorder("=") not in _FULL_SCALE:
+            raise FileError(
+                f"{case}: probabilities must be floating point, scaled by a NIfTI slope, or uint8 or uint16; got "
+                f"{source.view.dtype.newbyteorder('=')} without a scale. If these are label maps, save probabilities."
+            )
+    if not integers or (not _any_above_one(integers) and _hard(case, sources)):
+        return sources
+    return [
+        replace(source, full_scale=_FULL_SCALE[source.view.dtype.newbyteorder("=")]) if source in integers else source
+        for source in sources
+    ]
+
+
+def _any_above_one(sources: list[_Source]) -> bool:
+    for source in sources:
+        (view,) = _in_stored_order(source.view)
+        for box in _boxes(view.shape[1:], _SCAN_VOXELS):
+            if view[(slice(None), *box)].max() > 1:
+                return True
+            source.stored.release()
+    return False
+
+
+def _hard(case: str, sources: list[_Source]) -> bool:
+    """True where integers of zeros and ones choose one class per voxel, are a single class, or are all zero.
+
+    Other zeros and ones could mean 1 or 1/255: that is not for us to guess, and is refused.
+    """
+    views = _in_stored_order(*(source.view for source in sources))
+    chooses = empty = True
+    for box in _boxes(views[0].shape[1:], _SCAN_VOXELS):
+        total = sum(view[(slice(None), *box)].sum(0, dtype=np.float64) for view in views)
+        chooses, empty = chooses and bool(np.all(total == 1)), empty and not np.any(total)
+    if chooses or empty or sum(len(view) for view in views) == 1:
+        return True
+    raise FileError(
+        f"{case}: integer probabilities of several classes must reach beyond 1, or choose one class per voxel; these "
+        f"are zeros and ones, which could mean 1 or one step of the scale. Save them as floating point."
+    )
+
+
+def _in_stored_order(*views: NDArray[Any]) -> list[NDArray[Any]]:
+    """The views (class, space) with the axes of space turned alike, so that the last one runs through memory in order.
+
+    Voxels may come in any order, but it must be the same for all; the last view, a prediction, chooses.
+    """
+    strides = views[-1].strides[1:]
+    flips = tuple(slice(None, None, -1 if stride < 0 else 1) for stride in strides)
+    order = np.argsort([-abs(stride) for stride in strides], kind="stable")
+    return [view[(slice(None), *flips)].transpose(0, *(1 + order)) for view in views]
+
+
+def _boxes(shape: tuple[int, ...], most_voxels: int) -> Iterator[tuple[slice, ...]]:
+    """Boxes of at most `most_voxels` voxels that fill the shape, each one run of memory where the array is.
+
+    >>> [[(s.start, s.stop) for s in box] for box in _boxes((2, 3), 2)]
+    [[(0, 1), (0, 2)], [(0, 1), (2, 3)], [(1, 2), (0, 2)], [(1, 2), (2, 3)]]
+    """
+    if not shape:
+        yield ()
+        return
+    inner = math.prod(shape[1:])
+    step = max(1, most_voxels // inner)
+    whole = tuple(slice(0, length) for length in shape[1:])
+    for start in range(0, shape[0], step):
+        rows = slice(start, min(start + step, shape[0]))
+        for rest in [whole] if inner <= most_voxels else _boxes(shape[1:], most_voxels):
+            yield (rows, *rest)
+
+
+def _whole_numbers(case: str, block: NDArray[Any], label: StoredArray) -> NDArray[Any]:
+    """A block of labels as (region, voxel) integers of a type that torch knows."""
+    mapped = label.mapping is not None  # what is yielded must outlive the file
+    numbers = (np.array(block, order="C") if mapped else np.ascontiguousarray(block)).reshape(len(block), -1)
+    kind = numbers.dtype.newbyteorder("=")
+    if kind.kind == "f" or label.scaled:
+        return _rounded(case, numbers, label)
+    if kind == np.uint64 and numbers.max() > np.iinfo(np.int64).max:
+        raise FileError(f"{case}: labels must fit 64 bits with a sign; one is {numbers.max()}.")
+    if kind.kind == "b":
+        return numbers.astype(np.uint8)
+    keep = kind if kind in (np.dtype(np.uint8), np.dtype(np.int16)) else np.dtype(np.int64)
+    return numbers.astype(keep, copy=False)
+
+
+def _rounded(case: str, numbers: NDArray[Any], label: StoredArray) -> NDArray[Any]:
+    """Labels stored as floats or scaled integers; fractions are refused, rounding is not.
+
+    Labels squeezed into scaled integers come back up to half a step of the scale away.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        meant = np.multiply(numbers, label.slope, dtype=np.float64)
+        meant += label.inter
+        whole = np.rint(meant)
+        step = abs(label.slope) if numbers.dtype.kind in "ui" else 0.0
+        near = np.abs(meant - whole) <= 1e-4 + min(step / 2, 0.1)
+    wrong = ~(near & (np.abs(meant) < 2**53))  # NaN is not near anything
+    if wrong.any():
+        raise FileError(f"{case}: labels must be whole numbers; one is {meant[wrong][0]:.6g}.")
+    integers: NDArray[Any] = whole.astype(np.int64)
+    return integers

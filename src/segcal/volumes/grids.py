@@ -1,0 +1,248 @@
+"""Which axis of a prediction is which, and whether it lies on the label's grid.
+
+A stored array may be read in several ways: classes on the last axis, on the first, or none at all; axes of space in
+order or reversed. `fit` takes the first reading, in a fixed order of preference, that lies on the label's grid. An
+image whose axes are flipped or exchanged, but whose voxels lie in the same places, is turned by views; nothing is
+resampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from nibabel.orientations import aff2axcodes
+from numpy.typing import NDArray
+
+from segcal.errors import GridError
+from segcal.volumes.arrays import Geometry, StoredArray
+
+_TIMES = "\N{MULTIPLICATION SIGN}"
+NNUNET_KEYS = ("probabilities", "softmax")  # arrays with the axes (class, z, y, x)
+_SPACING_TOLERANCE = 1e-3  # relative; headers carry rounded voxel sizes
+_AFFINE_TOLERANCE_MM = 1e-2  # the two forms of a NIfTI affine differ by rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Where the voxels of a volume lie. None: the format does not say (.npy, .npz)."""
+
+    shape: tuple[int, ...]
+    spacing_mm: tuple[float, ...] | None = None
+    affine: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One way to read a stored array: a view (class or region, x, y, z) and where its voxels lie."""
+
+    values: NDArray[Any]
+    geometry: Geometry | None
+    classes_first: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape[1:]
+
+    @property
+    def zooms(self) -> tuple[float, ...]:
+        """Voxel sizes as the header has them, ones where there is none."""
+        return (*(self.geometry.zooms if self.geometry else ()), 1.0, 1.0, 1.0)[:3]
+
+    @property
+    def spacing_mm(self) -> tuple[float, ...] | None:
+        """Voxel sizes, where the file says so; a bare header of ones says nothing."""
+        silent = self.geometry is None or (self.geometry.bare and self.zooms == (1.0, 1.0, 1.0))
+        return None if silent else self.zooms
+
+    def grid(self, axes: int) -> Grid:
+        """The grid with its first axes only: two for an image that has no third."""
+        affine = self.geometry.affines[0] if self.geometry and self.geometry.affines else None
+        return Grid(self.shape[:axes], None if self.geometry is None else self.zooms[:axes], affine)
+
+
+def fit(
+    case: str, label: StoredArray, predictions: Sequence[StoredArray]
+) -> tuple[NDArray[Any], list[NDArray[Any]], Grid]:
+    """Views of labels (region, x, y, z) and of each prediction (class, x, y, z) on one grid, and that grid.
+
+    Several predictions are one class each. Of readings that fit equally, the first counts:
+
+    - NIfTI: no class axis, classes last, classes first. Where shapes leave it open, voxel sizes and affine decide.
+    - .npy and .npz: no class axis, classes first, classes last; then the same with the axes of space reversed.
+    - The arrays of nnU-Net (.npz, 'probabilities' or 'softmax'), against NIfTI labels: first of all (class, z, y, x).
+    """
+    targets = _label_readings(label, last_first=predictions[0].geometry is not None)
+    for target in targets:
+        fitting = [_first_fit(prediction, target, alone=len(predictions) > 1) for prediction in predictions]
+        views = [view for view in fitting if view is not None]
+        if len(views) == len(fitting):
+            return target.values, views, target.grid(min(label.values.ndim, 3))
+    if not targets:
+        raise GridError(f"{case}: labels must have 2 or 3 axes, and one of regions at most; got {_size(label)}.")
+    wrong = next(prediction for prediction, view in zip(predictions, fitting, strict=True) if view is None)
+    raise GridError(f"{case}: {_difference(wrong, targets[-1], alone=len(predictions) > 1)}")
+
+
+def _label_readings(label: StoredArray, *, last_first: bool) -> list[Reading]:
+    """Labels of up to three axes have no axis of regions; those of four have one, last where NIfTI is involved."""
+    readings = list(_readings(label, reverse=False))
+    if _squeeze(label).values.ndim <= 3:
+        return readings[:1]
+    return readings[::-1] if last_first and label.geometry is None else readings
+
+
+def _readings(stored: StoredArray, *, reverse: bool, like_nnunet: bool = False) -> Iterator[Reading]:
+    """Every way to read the axes, the most likely first; `reverse`: with the axes of space reversed as well."""
+    stored = _squeeze(stored)
+    last, first = stored.values.ndim - 1, 0
+    ends = (None, last, first) if stored.geometry is not None else (None, first, last)
+    ways = [(end, False) for end in ends]
+    ways += [(end, True) for end in ends if reverse]
+    if like_nnunet:
+        ways.insert(0, (first, True))
+    for end, reversed_space in ways:
+        values = stored.values[np.newaxis] if end is None else np.moveaxis(stored.values, end, 0)
+        if reversed_space:
+            values = values.transpose(0, *range(values.ndim - 1, 0, -1))
+        if 3 <= values.ndim <= 4:
+            yield Reading(values if values.ndim == 4 else values[..., np.newaxis], stored.geometry, end == first)
+
+
+def _squeeze(stored: StoredArray) -> StoredArray:
+    """Without axes of length one that only a format asks for: (x, y, z, 1, c), (x, y, z, 1), (batch, c, x, y, z)."""
+    values = stored.values
+    if stored.geometry is None:
+        while values.ndim > 4 and values.shape[0] == 1:
+            values = values[0]
+    else:
+        while values.ndim > 4 and values.shape[3] == 1:
+            values = values[:, :, :, 0]
+        while values.ndim > 3 and values.shape[-1] == 1:
+            values = values[..., 0]
+    return stored if values is stored.values else replace(stored, values=values)
+
+
+def _first_fit(prediction: StoredArray, target: Reading, *, alone: bool) -> NDArray[Any] | None:
+    """The prediction on the target's grid, by the first reading that lies there; `alone`: as a single class."""
+    for reading in _candidates(prediction, target, alone=alone):
+        view = _onto(reading, target)
+        if view is not None:
+            return view
+    return None
+
+
+def _candidates(prediction: StoredArray, target: Reading, *, alone: bool) -> Iterator[Reading]:
+    arrays = prediction.geometry is None or target.geometry is None
+    like_nnunet = prediction.key in NNUNET_KEYS and target.geometry is not None
+    for reading in _readings(prediction, reverse=arrays, like_nnunet=like_nnunet):
+        if not alone or reading.values.shape[0] == 1:
+            yield _with_own_zooms(reading, target) if reading.classes_first else reading
+
+
+def _with_own_zooms(reading: Reading, target: Reading) -> Reading:
+    """Some writers store a voxel size for every axis in order, so that the first is that of the classes.
+
+    Where only that agrees with the target, the affine is made of the wrong axes and is not used.
+    """
+    zooms = () if reading.geometry is None else reading.geometry.zooms
+    if len(zooms) != 4 or target.spacing_mm is None or _same_spacing(zooms[:3], target.spacing_mm):
+        return reading
+    own = replace(reading, geometry=Geometry((), zooms[1:], bare=True))
+    return own if _same_spacing(zooms[1:], target.spacing_mm) else reading
+
+
+def _onto(reading: Reading, target: Reading) -> NDArray[Any] | None:
+    """The reading's values in the axes of the target, or None where they lie elsewhere.
+
+    A file without directions and origin is taken to lie as the other one does, if shape and voxel sizes agree.
+    """
+    here, there = reading.geometry, target.geometry
+    if here is not None and there is not None:
+        for onto in there.affines:
+            for affine in here.affines:
+                view = _turn(reading.values, affine, target.shape, onto)
+                if view is not None:
+                    return view
+        if not (here.bare or there.bare) or not _same_spacing(reading.spacing_mm, target.spacing_mm):
+            return None
+    return reading.values if reading.shape == target.shape else None
+
+
+def _turn(
+    values: NDArray[Any], affine: NDArray[np.float64], shape: tuple[int, ...], onto: NDArray[np.float64]
+) -> NDArray[Any] | None:
+    """The values with axes exchanged and flipped so that they lie on the grid (shape, onto); None where none do."""
+    turn = np.rint(np.linalg.solve(onto, affine)[:3, :3])  # voxel steps of the values in voxel steps of the grid
+    if not ((np.abs(turn).sum(0) == 1).all() and (np.abs(turn).sum(1) == 1).all()):
+        return None
+    axes = np.abs(turn).argmax(1)
+    if tuple(values.shape[1 + axis] for axis in axes) != shape:
+        return None
+    flipped = turn.sum(1) < 0
+    exact = np.eye(4)
+    exact[:3, :3] = turn
+    exact[:3, 3] = np.where(flipped, np.array(shape) - 1, 0)
+    if not _same_affine(onto @ exact, affine):
+        return None
+    flips = tuple(slice(None, None, -1 if flip else 1) for flip in flipped)
+    return values.transpose(0, *(1 + axes))[(slice(None), *flips)]
+
+
+def _same_affine(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    lengths = tuple(float(x) for x in np.linalg.norm(one[:3, :3], axis=0))
+    others = tuple(float(x) for x in np.linalg.norm(other[:3, :3], axis=0))
+    tolerance = min(_AFFINE_TOLERANCE_MM, 0.1 * min(lengths))  # the latter for microscopic voxels
+    return _same_spacing(lengths, others) and bool((np.abs(one - other) <= tolerance).all())
+
+
+def _same_spacing(one: tuple[float, ...] | None, other: tuple[float, ...] | None) -> bool:
+    return one is None or other is None or bool(np.allclose(one, other, rtol=_SPACING_TOLERANCE, atol=0))
+
+
+def _difference(prediction: StoredArray, target: Reading, *, alone: bool) -> str:
+    """One sentence on what keeps the prediction off the target's grid, and the remedy."""
+    remedy = "Resample the probabilities to the label grid."
+    readings = list(_candidates(prediction, target, alone=alone))
+    if not readings:
+        must = (
+            "files of one class each must have the axes of space only" if alone else "the axes must be those of space"
+        )
+        return f"labels are {_describe(target)}, probabilities {_size(prediction)}; {must}, and of classes at most one."
+    same_shape = [reading for reading in readings if reading.shape == target.shape]
+    reading = min(same_shape or readings, key=lambda each: each.values.shape[0])
+    affines = [each.geometry.affines[0] for each in (target, reading) if each.geometry and each.geometry.affines]
+    if not same_shape or len(affines) < 2 or not _same_spacing(reading.spacing_mm, target.spacing_mm):
+        return f"labels are {_describe(target)}, probabilities {_describe(reading)}. {remedy}"
+    one, other = affines
+    directions = [affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0) for affine in affines]
+    angle = float(np.degrees(np.arccos(np.clip((directions[0] * directions[1]).sum(0), -1, 1))).max())
+    axes = "" if angle < 0.01 else f"axes differ by up to {angle:.2f}° ({_codes(one)} and {_codes(other)}) and "
+    return (
+        f"labels and probabilities are both {_describe(target)}, but their {axes}origins are {_point(one)} and "
+        f"{_point(other)} mm. {remedy}"
+    )
+
+
+def _describe(reading: Reading) -> str:
+    """Size and voxel size; without the voxel size where the format has none."""
+    size = _TIMES.join(map(str, reading.shape))
+    if reading.geometry is None:
+        return size
+    spacing = [f"{float(f'{step:.5g}')}" for step in reading.zooms]
+    return f"{size} at {spacing[0] if len(set(spacing)) == 1 else _TIMES.join(spacing)} mm"
+
+
+def _size(stored: StoredArray) -> str:
+    return _TIMES.join(map(str, stored.values.shape))
+
+
+def _point(affine: NDArray[np.float64]) -> str:
+    return f"({', '.join(str(float(f'{x:.7g}')) for x in affine[:3, 3])})"
+
+
+def _codes(affine: NDArray[np.float64]) -> str:
+    codes: Any = aff2axcodes
+    return "".join(code or "?" for code in codes(affine))

@@ -1,0 +1,223 @@
+"""Which prediction belongs to which label, from the names of files and folders alone."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from segcal.errors import FileError
+from segcal.volumes.arrays import stem_of
+
+_LABEL_WORDS = "gt|seg|label|labels|mask|segmentation"
+_PROBABILITY_WORDS = "prob|probs|proba|probability|probabilities|softmax|sigmoid|logits"
+_DECISION_WORDS = "seg|pred|preds|prediction|predictions|trans|segmentation|mask"
+_NUMBERED = rf"(?:class|channel|ch|c|label|{_PROBABILITY_WORDS}|{_DECISION_WORDS})?[_-]?(?P<number>\d{{1,4}})"
+_CLASS_FILES = [
+    re.compile(form, re.IGNORECASE) for form in (rf"(?P<case>){_NUMBERED}", rf"(?P<case>.+?)[_-]{_NUMBERED}")
+]
+
+
+@dataclass(frozen=True)
+class CaseFiles:
+    """The files of one case: one prediction, or one per class in class order, and its label."""
+
+    name: str
+    predictions: tuple[Path, ...]
+    label: Path
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Cases sorted by name, and the files that found no partner, relative to their folders and sorted."""
+
+    cases: tuple[CaseFiles, ...]
+    unpaired_predictions: tuple[str, ...] = ()
+    unpaired_labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Claim:
+    """Files of one side that belong together, and the case names they may go by, the best first."""
+
+    files: tuple[Path, ...]
+    names: tuple[str | None, ...]
+
+
+def pair_cases(predictions: Path, labels: Path) -> Pairing:
+    """Cases that both folders have, and what could not be paired.
+
+    A file's name is its stem (the name without .nii.gz, .nii, .npz, .npy), or its stem without one known ending:
+    `_gt`, `_seg`, `_label`, `_labels`, `_mask`, `_segmentation` for labels; `_prob`, `_softmax`, `_logits` and the
+    like, then `_seg`, `_pred`, `_trans` and the like for predictions; `-` serves as well as `_`. A file that is
+    nothing but such a word, or alone in a case folder, goes by the folder's name. Whole stems are matched first, then
+    shortened ones, then folders. Where a folder holds files with a label ending, only those are labels (the others
+    are images). Files numbered by class (`case_0`, `case_class1`, `case_prob2`, `0` in a folder `case`) are one
+    prediction, where the numbers are consecutive and `case` is a label's name. An .npz or .npy file, or files per
+    class, win over a NIfTI file of the case's plain name beside them (the label map that nnU-Net writes). Folders are
+    searched with their subfolders, and two levels deep only where nothing lies above. Two files that claim one case
+    alike are a `FileError`. One file on either side is one case, whatever the names.
+    """
+    if predictions.is_file() and labels.is_file():
+        return Pairing((CaseFiles(_name_of_single(labels), (predictions,), labels),))
+    for what, folder in (("predictions", predictions), ("labels", labels)):
+        if not folder.is_dir():
+            found = "is a file and the other is not" if folder.is_file() else "does not exist"
+            raise FileError(f"{what} must be a folder, or predictions and labels a file each; {folder} {found}.")
+    label_claims = _label_claims(labels)
+    known = {name for claim in label_claims for name in claim.names if name is not None}
+    prediction_claims = _prediction_claims(predictions, known)
+    matches = _match(prediction_claims, label_claims)
+    cases = tuple(
+        CaseFiles(name, prediction.files, label.files[0]) for name, (prediction, label) in sorted(matches.items())
+    )
+    paired = {path for case in cases for path in (*case.predictions, case.label)}
+    chosen_as_probable = {name for name, (prediction, _) in matches.items() if prediction.names[1] == name}
+    left = [
+        claim
+        for claim in prediction_claims
+        if claim.files[0] not in paired and claim.names[2] not in chosen_as_probable
+    ]
+    return Pairing(
+        cases,
+        _relative((path for claim in left for path in claim.files), predictions),
+        _relative((claim.files[0] for claim in label_claims if claim.files[0] not in paired), labels),
+    )
+
+
+def _match(predictions: Sequence[_Claim], labels: Sequence[_Claim]) -> dict[str, tuple[_Claim, _Claim]]:
+    """Prediction and label per case name, better names first."""
+    matches: dict[str, tuple[_Claim, _Claim]] = {}
+    taken: set[_Claim] = set()
+    ranks = [(i, j) for i in range(3) for j in range(4)]
+    for label_rank, prediction_rank in sorted(ranks, key=lambda pair: (sum(pair), pair)):
+        wanted = _by_name(labels, label_rank, taken)
+        offered = _by_name(predictions, prediction_rank, taken)
+        for name in sorted((wanted.keys() & offered.keys()) - matches.keys()):
+            for what, claims in (("predictions", offered[name]), ("labels", wanted[name])):
+                if len(claims) > 1:
+                    one, other = sorted(str(claim.files[0]) for claim in claims)[:2]
+                    raise FileError(f"{what} of case {name} must be one; {one} and {other} both claim it.")
+            matches[name] = offered[name][0], wanted[name][0]
+            taken.update(matches[name])
+    return matches
+
+
+def _by_name(claims: Sequence[_Claim], rank: int, taken: set[_Claim]) -> dict[str, list[_Claim]]:
+    named = defaultdict(list)
+    for claim in claims:
+        name = claim.names[rank]
+        if name is not None and claim not in taken:
+            named[name].append(claim)
+    return named
+
+
+def _label_claims(root: Path) -> list[_Claim]:
+    """Labels with the names: stem, stem without ending, folder."""
+    claims = []
+    for folder, stems in _image_files(root).items():
+        case = None if folder == root else folder.name
+        short = {path: _shortened(stem, case, _LABEL_WORDS) for path, stem in stems.items()}
+        if any(short.values()):
+            stems = {path: stem for path, stem in stems.items() if short[path]}
+        for path, stem in stems.items():
+            plain = None if case and _is_word(stem, _LABEL_WORDS) else stem
+            claims.append(_Claim((path,), (plain, short[path], case if len(stems) == 1 else None)))
+    return claims
+
+
+def _prediction_claims(root: Path, known: set[str]) -> list[_Claim]:
+    """Predictions with the names: stem, stem without a word of probability, without one of decision, folder."""
+    claims = []
+    for folder, stems in _image_files(root).items():
+        case = None if folder == root else folder.name
+        groups = _class_groups(stems, case, known)
+        grouped = {path for paths in groups.values() for path in paths}
+        better = set(groups) | {stem for path, stem in stems.items() if _is_array(path)}
+        claims += [_Claim(paths, (name, None, None, None)) for name, paths in groups.items()]
+        single = {
+            path: stem
+            for path, stem in stems.items()
+            if path not in grouped and (_is_array(path) or stem not in better)
+        }
+        for path, stem in single.items():
+            probable, decided = (_shortened(stem, case, words) for words in (_PROBABILITY_WORDS, _DECISION_WORDS))
+            plain = None if case and _is_word(stem, f"{_PROBABILITY_WORDS}|{_DECISION_WORDS}") else stem
+            claims.append(_Claim((path,), (plain, probable, decided, case if len(single) == 1 else None)))
+    return claims
+
+
+def _class_groups(stems: dict[Path, str], case: str | None, known: set[str]) -> dict[str, tuple[Path, ...]]:
+    """Case name and files in class order, for files of one folder that are numbered by class."""
+    numbered: dict[tuple[str, str], list[tuple[int, Path]]] = defaultdict(list)
+    for path, stem in stems.items():
+        match = next(filter(None, (form.fullmatch(stem) for form in _CLASS_FILES)), None)
+        name = match and (match["case"] or case)
+        if match and name in known and stem not in known:
+            numbered[name, stem[: match.start("number")]].append((int(match["number"]), path))
+    groups: dict[str, tuple[Path, ...]] = {}
+    for (name, _), files in sorted(numbered.items()):
+        files.sort()
+        numbers = [number for number, _ in files]
+        for (number, one), (next_number, other) in pairwise(files):
+            if number == next_number:
+                raise FileError(f"class {number} of case {name} must be one file; {one} and {other} both claim it.")
+        if len(files) < 2 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            continue
+        paths = tuple(path for _, path in files)
+        if name in groups:
+            raise FileError(f"predictions of case {name} must be one; {groups[name][0]} and {paths[0]} both claim it.")
+        groups[name] = paths
+    return groups
+
+
+def _shortened(stem: str, case: str | None, words: str) -> str | None:
+    """The stem without an ending that is one of the words; for the bare word the name of its case folder."""
+    match = re.fullmatch(rf"(?:(.+)[_-])?(?:{words})", stem, re.IGNORECASE)
+    return match and (match[1] or case)
+
+
+def _is_word(stem: str, words: str) -> bool:
+    return re.fullmatch(words, stem, re.IGNORECASE) is not None
+
+
+def _is_array(path: Path) -> bool:
+    return path.suffix.lower() in (".npz", ".npy")
+
+
+def _name_of_single(label: Path) -> str:
+    stem = stem_of(label) or label.name
+    return _shortened(stem, label.absolute().parent.name, _LABEL_WORDS) or stem
+
+
+def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
+    """Files in our formats with their stems, by folder: the root and its subfolders, or what lies one level deeper.
+
+    Hidden ones are left out. Links are followed, but no folder is entered twice.
+    """
+    found: dict[Path, dict[Path, str]] = {}
+    level, seen = [root], set()
+    try:
+        for depth in range(3):
+            deeper = []
+            for folder in level if depth < 2 or not found else []:
+                place = folder.stat()
+                if (place.st_dev, place.st_ino) in seen:
+                    continue
+                seen.add((place.st_dev, place.st_ino))
+                entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+                stems = {path: stem for path in entries if (stem := stem_of(path)) and path.is_file()}
+                if stems:
+                    found[folder] = stems
+                deeper += [path for path in entries if path.is_dir()]
+            level = deeper
+    except OSError as error:
+        raise FileError(f"{root} and the folders in it must be readable; {error}.") from error
+    return found
+
+
+def _relative(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.relative_to(folder).as_posix() for path in paths))

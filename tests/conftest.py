@@ -1,0 +1,32 @@
+"""Every test starts from the same seed; helpers beside this file are found from every folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+# pytest's importlib mode leaves sys.path alone; processes that tests spawn inherit this entry.
+sys.path.insert(0, str(Path(__file__).parent))
+
+# The first call compiles, so a deadline would fail by chance; the same examples each time, so CI fails for a reason.
+settings.register_profile("segcal", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("segcal")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["numba", "torch"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["hard", "triangular", "gaussian", "bspline"])
+def kernel(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

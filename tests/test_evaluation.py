@@ -1,0 +1,134 @@
+"""An evaluation's numbers follow from its sums; it survives saving, joining and cutting."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from segcal import (
+    ConfigError,
+    Evaluation,
+    OverlapCounts,
+    ScoreSums,
+    SegcalError,
+    ace,
+    bin_statistics,
+    dice,
+)
+from segcal.binning import Binning
+from segcal.collect import read_voxels, sums_of
+
+
+def make(cases=3, classes=3, voxels=400, seed=0, absent=()):
+    """Random probabilities and labels as an evaluation; `absent` are (case, class) pairs without a voxel."""
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.randn(cases, classes, voxels, generator=generator).softmax(1)
+    labels = torch.randint(0, classes, (cases, voxels), generator=generator)
+    for case, c in absent:
+        labels[case][labels[case] == c] = 0
+    voxel_list = read_voxels(probabilities, labels)
+    stats, sums = sums_of(voxel_list, binning=Binning(1200), activation="none", classes=True, backend=None)
+    top, predicted = probabilities.max(1)
+    evaluation = Evaluation(
+        stats,
+        OverlapCounts.of_classes(probabilities, labels),
+        ScoreSums.of_class_sums(sums),
+        bin_statistics(top[:, None], (predicted == labels)[:, None], bins=1200),
+        cases=tuple(f"{seed}-{i}" for i in range(cases)),
+        classes=("background", "liver", "tumour")[:classes],
+        has_background=True,
+        provenance={"note": "ünicode"},
+    )
+    return evaluation, probabilities, labels
+
+
+def rows_of(evaluation):
+    return {(r.cases, r.average, r.label, r.metric): r for r in evaluation.summary()}
+
+
+def test_macro_is_the_mean_over_cases_and_micro_pools_them():
+    evaluation, probabilities, labels = make()
+    rows = rows_of(evaluation)
+    errors = ace(bin_statistics(probabilities, labels, bins=20))
+    liver = rows["all", "macro", "liver", "ace"]
+    assert liver.value == pytest.approx(errors[:, 1].mean().item())
+    assert liver.std == pytest.approx(errors[:, 1].std().item())
+    assert liver.number == 3
+    assert rows["all", "macro", "mean", "ace"].std == pytest.approx(errors.mean(1).std().item())
+    together = bin_statistics(probabilities.movedim(1, 0).flatten(1)[None], labels.flatten()[None], bins=20)
+    assert rows["all", "micro pooled", "tumour", "ace"].value == pytest.approx(ace(together)[0, 2].item())
+
+
+def test_complete_cases_are_those_with_every_class():
+    evaluation, _, _ = make(absent=[(1, 2)])
+    assert evaluation.complete().cases == ("0-0", "0-2")
+    rows = rows_of(evaluation)
+    assert rows["complete", "macro", "liver", "ace"].number == 2
+    assert rows["all", "macro", "liver", "ace"].number == 3
+
+
+def test_without_complete_cases_there_are_numbers_for_all_and_none_for_complete():
+    rows = rows_of(make(absent=[(0, 1), (1, 1), (2, 2)])[0])
+    assert math.isnan(rows["complete", "macro", "liver", "ace"].value)
+    assert ("complete", "micro pooled", "liver", "ace") not in rows
+
+
+def test_foreground_leaves_out_the_background_and_keeps_the_numbers():
+    evaluation, _, _ = make()
+    part = evaluation.foreground()
+    assert part.classes == ("liver", "tumour")
+    assert not part.has_background
+    assert part.foreground() is part
+    for name, values in part.case_metrics().items():
+        torch.testing.assert_close(values, evaluation.case_metrics()[name][:, 1:], equal_nan=True)
+
+
+def test_saved_and_loaded_it_is_the_same(tmp_path):
+    evaluation, _, _ = make(absent=[(0, 1)])
+    evaluation.save(tmp_path / "evaluation.npz")
+    loaded = Evaluation.load(tmp_path / "evaluation.npz")
+    assert (loaded.cases, loaded.classes, loaded.bins) == (evaluation.cases, evaluation.classes, evaluation.bins)
+    assert loaded.provenance == {"note": "ünicode"}
+    for name, values in evaluation.case_metrics().items():
+        assert torch.equal(values.nan_to_num(-1), loaded.case_metrics()[name].nan_to_num(-1))
+    for name, values in evaluation.top_label_errors().items():
+        assert torch.equal(values, loaded.top_label_errors()[name])
+    assert '"liver"' in (tmp_path / "evaluation.json").read_text(encoding="utf-8")
+
+
+def test_the_same_sums_give_the_same_bytes(tmp_path):
+    make()[0].save(tmp_path / "a.npz")
+    make()[0].save(tmp_path / "b.npz")
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_concatenation_puts_cases_side_by_side():
+    first, second = make(seed=1)[0], make(seed=2)[0]
+    both = Evaluation.concatenate([first, second])
+    assert both.cases == first.cases + second.cases
+    expected = torch.cat([dice(first.overlap), dice(second.overlap)])
+    torch.testing.assert_close(dice(both.overlap), expected)
+
+
+def test_concatenation_refuses_twice_the_same_case_and_other_classes():
+    evaluation = make()[0]
+    with pytest.raises(ConfigError, match="0-0"):
+        Evaluation.concatenate([evaluation, evaluation])
+    with pytest.raises(ConfigError, match="same classes"):
+        Evaluation.concatenate([evaluation, make(classes=2, seed=3)[0]])
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "cut", "foreign", "pickle"])
+def test_a_file_that_is_no_evaluation_is_refused_in_a_sentence(tmp_path, damage):
+    path = tmp_path / "evaluation.npz"
+    make()[0].save(path)
+    content = path.read_bytes()
+    if damage == "foreign":
+        np.savez(path, a=np.zeros(3))
+    elif damage == "pickle":
+        np.savez(path, header=np.array([{"format": 1}], dtype=object))
+    else:
+        path.write_bytes({"empty": b"", "text": b"hello", "cut": content[: len(content) // 2]}[damage])
+    with pytest.raises(SegcalError, match="segcal evaluation 1"):
+        Evaluation.load(path)
