@@ -10,7 +10,7 @@ from torch import Tensor
 
 from segcal.binning import Binning
 from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, one_of
-from segcal.kernels.operator import voxel_sums
+from segcal.kernels.operator import sum_voxels, voxel_sums
 from segcal.kernels.spec import HAS_NUMBA
 from segcal.statistics import BinStatistics
 
@@ -113,7 +113,9 @@ def sums_of(
     chosen = pick_backend(voxels.inputs, backend)
     kind = binning or Binning(1)
     bins = 0 if binning is None else binning.bins
-    bin_sums, class_sums = voxel_sums(
+    # Without a gradient the function does as well as the operator, whose first use imports the compiler for seconds.
+    plain = type(voxels.inputs) is Tensor and not voxels.inputs.requires_grad and not torch.compiler.is_compiling()
+    bin_sums, class_sums = (sum_voxels if plain else voxel_sums)(
         *voxels, bins, kind.kernel, kind.bandwidth, kind.closed, activation, classes, chosen
     )
     if binning is None:

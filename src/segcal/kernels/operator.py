@@ -23,8 +23,7 @@ def _backend(name: str) -> Any:
 
 # The operators' arguments are plain, as torch wants them: the fields of a Binning (bins = 0: no sums per bin),
 # the activation, whether sums per class are wanted, and the backend's name.
-@torch.library.custom_op("segcal::voxel_sums", mutates_args=())
-def voxel_sums(
+def sum_voxels(
     inputs: Tensor,
     labels: Tensor,
     mask: Tensor | None,
@@ -48,6 +47,9 @@ def voxel_sums(
     if sums.outside:
         _refuse_range(inputs, mask)
     return _bin_sums(sums.moments, sums.label_moments, binning), sums.class_sums
+
+
+voxel_sums = torch.library.custom_op("segcal::voxel_sums", sum_voxels, mutates_args=())
 
 
 @voxel_sums.register_fake
