@@ -163,6 +163,20 @@ def test_member_probabilities_that_round_above_one_lose_no_voxel(tmp_path):
     assert evaluation.statistics.rebin(20).count[0, 2, 19] == math.prod(SHAPE)
 
 
+def test_channels_of_the_foreground_alone_need_no_background(tmp_path):
+    for name in ("predictions", "labels"):
+        (tmp_path / name).mkdir()
+    probabilities, labels = make_case(0, classes=4)
+    save(tmp_path / "predictions" / "a.nii.gz", probabilities[..., 1:])
+    save(tmp_path / "labels" / "a.nii.gz", labels)
+    (tmp_path / "regions.toml").write_text("values = [1, 2, 3]\n[regions]\nwhole = [1, 2, 3]\n")
+    result = run(tmp_path, "--regions", str(tmp_path / "regions.toml"))
+    assert result.exit_code == 0, result.output
+    p = torch.from_numpy(probabilities[..., 1:].astype(np.float64).sum(-1))[None, None]
+    expected = ace(bin_statistics(p, torch.from_numpy(labels > 0)[None, None])).item()
+    assert values(tmp_path)["a", "whole", "ace"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_sigmoid_channels_are_measured_one_by_one(tmp_path):
     for name in ("predictions", "labels"):
         (tmp_path / name).mkdir()

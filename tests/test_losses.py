@@ -106,6 +106,14 @@ def test_reductions_are_of_the_errors_per_case_and_class():
     torch.testing.assert_close(mean, each.mean())
 
 
+@pytest.mark.parametrize(("absent_classes", "left_out"), [("zero", False), ("skip", True), ("include", False)])
+def test_errors_without_reduction_are_nan_only_where_something_was_left_out(absent_classes, left_out):
+    loss = ACELoss(TRIANGULAR, absent_classes=absent_classes, reduction="none")
+    logits, labels = image(1, 2, 6)
+    masked = loss(logits, labels, mask=torch.zeros(1, 6))
+    assert masked.isnan().all() if left_out else (masked == 0).all()
+
+
 def test_empty_below_decides_which_soft_bins_count():
     p, labels = torch.tensor([[[0.26, 0.26]]], dtype=torch.float64), torch.tensor([[[1, 1]]])
     # of two bins the second holds 2 * 0.02

@@ -48,9 +48,11 @@ def test_means_are_sums_over_counts_and_an_empty_bin_has_none(two_cases):
     assert (two_cases.cases, two_cases.classes) == (2, 2)
 
 
-@pytest.mark.parametrize(("empty_below", "occupied"), [(0.0, [False, True, True]), (0.01, [False, False, True])])
+@pytest.mark.parametrize(
+    ("empty_below", "occupied"), [(0.0, [False, True, True]), (0.25, [False, True, True]), (0.5, [False, False, True])]
+)
 def test_a_bin_below_the_threshold_is_empty_and_one_without_weight_always(empty_below, occupied):
-    stats = statistics([[[0, 0.005, 0.02]]], [[[0, 0, 0]]], [[[0, 0, 0]]], empty_below=empty_below)
+    stats = statistics([[[0, 0.25, 0.5]]], [[[0, 0, 0]]], [[[0, 0, 0]]], empty_below=empty_below)
     assert stats.occupied[0, 0].tolist() == occupied
 
 

@@ -141,7 +141,12 @@ def _summary_table(evaluation: Evaluation) -> Table:
     metrics = ("dice", "ace", "ece", "mce", "brier", "nll")
     complete = len(evaluation.complete().cases)
     title = f"{len(evaluation.cases)} cases, {complete} complete, {evaluation.bins} bins"
-    table = Table("cases", "average", "class", *(metric.upper() if len(metric) == 3 else metric for metric in metrics))
+    table = Table(
+        "cases",
+        "average",
+        "class",
+        *(metric.upper() if len(metric) == 3 else metric.capitalize() for metric in metrics),
+    )
     table.title = title
     rows = {(row.cases, row.average, row.label, row.metric): row for row in evaluation.summary()}
     for which in ("all", "complete") if 0 < complete < len(evaluation.cases) else ("all",):

@@ -225,15 +225,17 @@ def _regions_of(values: Array, labels: Array, options: Options) -> tuple[Array, 
                 f"Predictions of the regions themselves need --sigmoid and {len(names)} channels in the order "
                 f"{', '.join(names)}."
             )
-        if not options.sigmoid:
+        if not options.sigmoid and 0 in (regions.values or (0,)):
             _classify(values, np.zeros(values.shape[1], np.uint8))  # refuses probabilities that do not sum to 1
         together = np.stack([values[regions.channels(name)].sum(0, dtype=values.dtype) for name in names])
     if labels.ndim == 2:
         return together, _matching(labels, len(names))
     for value, meaning in regions.aliases:
         labels = np.where(labels == value, meaning, labels)
-    if regions.values is not None and not np.isin(labels, regions.values).all():
-        raise _unknown_label(labels, regions.values)
+    if regions.values is not None:
+        known = sorted({0, *regions.values})  # the background may have no channel
+        if not np.isin(labels, known).all():
+            raise _unknown_label(labels, known)
     return together, _members(labels, [regions.members[name] for name in names])
 
 

@@ -21,7 +21,7 @@ class Regions:
 
     members: dict[str, tuple[int, ...]]
     values: tuple[int, ...] | None = None
-    """Label value of each channel; None: channel i is label i."""
+    """Label value of each channel; None: channel i is label i. Without 0, the background has no channel."""
     aliases: tuple[tuple[int, int], ...] = ()
     """Label values that mean another one."""
 
