@@ -223,10 +223,12 @@ def test_twenty_hard_bins_if_nothing_is_said():
     assert bin_statistics(P, Y).binning == Binning(20)
 
 
-def test_sums_of_probabilities_that_pass_one_by_rounding_count_as_one(backend):
-    probabilities = torch.tensor([[[1.0004, -0.0004, 0.5]]])
+def test_probabilities_that_pass_zero_or_one_by_rounding_count_as_those_and_have_no_gradient(backend):
+    probabilities = torch.tensor([[[1.0004, -0.0004, 0.5]]], requires_grad=True)
     stats = bin_statistics(probabilities, torch.ones(1, 1, 3), bins=2, backend=backend)
-    assert_sums(stats, [[1, 2]], [[0, 1.5]], [[1, 2]])
+    assert_sums(stats.detach(), [[1, 2]], [[0, 1.5]], [[1, 2]])
+    stats.confidence_sum.sum().backward()
+    assert probabilities.grad.tolist() == [[[0, 0, 1]]]
 
 
 def test_numba_is_picked_on_the_cpu_and_an_argument_overrides():

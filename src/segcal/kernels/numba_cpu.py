@@ -40,6 +40,7 @@ def forward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec) -> 
 def array_sums(x: Array, y: Array, valid: Array, spec: Spec, *, threads: int) -> tuple[Array, Array, Array, int, bool]:
     """The same of numpy arrays, for those who do without torch; an empty `valid` is no mask."""
     cases, classes, voxels = x.shape
+    raw, kind = _bytes(y)
     segments = _segments(voxels)
     moments = np.zeros((cases, len(segments), classes, spec.cells, spec.degree + 2))
     label_moments = np.zeros((cases, len(segments), classes, spec.cells, spec.degree + 1))
@@ -47,7 +48,7 @@ def array_sums(x: Array, y: Array, valid: Array, spec: Spec, *, threads: int) ->
     found = np.full((cases, len(segments), 2), (-1, 0), dtype=np.int64)
 
     def segment(b: int, s: int) -> None:
-        where = (x[b], y[b], valid[b % len(valid)], *segments[s])
+        where = (x[b], raw[b], kind, valid[b % len(valid)], *segments[s])
         numba_passes.forward(
             *where, *_arguments(spec), spec.classes, moments[b, s], label_moments[b, s], class_sums[b, s], found[b, s]
         )
@@ -66,10 +67,11 @@ def backward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec, gr
     x, y, valid = _arrays(inputs, labels, mask)
     slopes, label_slopes, of_class = (g.to(inputs.dtype).contiguous().numpy() for g in gradients)
     gradient = torch.zeros_like(inputs) if mask is not None else torch.empty_like(inputs)
+    raw, kind = _bytes(y)
     out, segments = gradient.numpy(), _segments(x.shape[2])
 
     def segment(b: int, s: int) -> None:
-        where = (x[b], y[b], valid[b % len(valid)], *segments[s])
+        where = (x[b], raw[b], kind, valid[b % len(valid)], *segments[s])
         numba_passes.backward(*where, *_arguments(spec), slopes[b], label_slopes[b], of_class[b], out[b])
 
     _run(segment, len(x), len(segments), torch.get_num_threads())
@@ -80,6 +82,11 @@ def _arrays(inputs: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Array,
     """Numpy views; no mask is an empty one, so that numba compiles one form, not two."""
     valid = NO_MASK if mask is None else mask.numpy()
     return inputs.detach().numpy(), labels.numpy(), valid
+
+
+def _bytes(labels: Array) -> tuple[Array, int]:
+    """Labels as bytes, and the number of their type."""
+    return labels.view(np.uint8), numba_passes.LABEL_KINDS.index(labels.dtype.name)
 
 
 def _arguments(spec: Spec) -> tuple[int, float, float, int, int, bool]:

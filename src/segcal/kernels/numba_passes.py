@@ -33,6 +33,7 @@ BLOCK = 1024  # voxels; a block of 16 classes takes 64 KiB
 COPIES = 4  # a power of two
 TILE = 64  # voxels that are looked at together
 NONE, SOFTMAX, SIGMOID = range(3)
+LABEL_KINDS = ("uint8", "int16", "int64", "float32", "float64")
 
 # Reordering lets sums run in vector lanes. NaN and infinity keep their meaning.
 jit = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
@@ -42,7 +43,7 @@ exact = njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
 
 @jit
 def forward(
-    inputs, labels, mask, start, stop, activation, scale, shift, cells, degree, right, classes_wanted,
+    inputs, labels, kind, mask, start, stop, activation, scale, shift, cells, degree, right, classes_wanted,
     moments, label_moments, class_sums, found,
 ):  # fmt: skip
     classes, exclusive = inputs.shape[0], labels.shape[0] != inputs.shape[0]
@@ -60,16 +61,16 @@ def forward(
                 _locate(p[c], n, scale, shift, cells, right, cell, u)
                 _add_powers(cell, u, n, degree + 2, sums[c])
             if not exclusive:
-                _load_labels(labels[c], position, n, y)
+                _load_labels(labels[c], kind, position, n, y)
                 wrong = _first_wrong(y, n)
                 if wrong >= 0 and found[0] < 0:
-                    found[0] = c * labels.shape[1] + np.int64(position[wrong])
+                    found[0] = c * inputs.shape[1] + np.int64(position[wrong])
                 if cells > 0:
                     _add_weighted_powers(cell, u, y, n, degree + 1, label_sums[c, 0])
                 if classes_wanted:
                     _add_class(x[c], p[c], y, n, activation, top, total, class_sums[c])
         if exclusive:
-            _load_labels(labels[0], position, n, y)
+            _load_labels(labels[0], kind, position, n, y)
             for r in range(_find_runs(y, n, true, run)):
                 a, b, c = run[r], run[r + 1], true[r]
                 if c < 0 or c >= classes or c != y[a]:
@@ -92,7 +93,7 @@ def forward(
 
 @jit
 def backward(
-    inputs, labels, mask, start, stop, activation, scale, shift, cells, degree, right,
+    inputs, labels, kind, mask, start, stop, activation, scale, shift, cells, degree, right,
     slopes, label_slopes, of_class, gradient,
 ):  # fmt: skip
     classes, exclusive = inputs.shape[0], labels.shape[0] != inputs.shape[0]
@@ -104,7 +105,7 @@ def backward(
         _activate(x, p, n, activation, top, total, bits)
         runs = 0
         if exclusive:
-            _load_labels(labels[0], position, n, y)
+            _load_labels(labels[0], kind, position, n, y)
             runs = _find_runs(y, n, true, run)
         common[:n] = 0
         for c in range(classes):
@@ -116,7 +117,7 @@ def backward(
                 _locate(pc, n, scale, shift, cells, right, cell, u)
                 _add_slopes(cell, u, n, slopes[c], gc)
             if not exclusive:
-                _load_labels(labels[c], position, n, y)
+                _load_labels(labels[c], kind, position, n, y)
                 if cells > 0 and degree > 0:
                     extra[:n] = 0
                     _add_slopes(cell, u, n, label_slopes[c], extra)
@@ -148,7 +149,7 @@ def backward(
                 for v in range(n):
                     gc[v] = pc[v] * (gc[v] * (1 - pc[v]) + entropy)
             if not exclusive:
-                _load_labels(labels[c], position, n, y)
+                _load_labels(labels[c], kind, position, n, y)
                 _subtract_entropy(gc, pc, entropy, y, n, activation)
         y[:n] = 1
         for r in range(runs):
@@ -204,7 +205,22 @@ def _load(inputs, mask, first, last, x, position):
 
 
 @jit
-def _load_labels(labels, position, n, y):
+def _load_labels(row, kind, position, n, y):
+    """Read the block's labels, which come as bytes of the type `kind`: the passes are compiled once for all types."""
+    if kind == 0:
+        _copy(row, position, n, y)
+    elif kind == 1:
+        _copy(row.view(np.int16), position, n, y)
+    elif kind == 2:
+        _copy(row.view(np.int64), position, n, y)
+    elif kind == 3:
+        _copy(row.view(np.float32), position, n, y)
+    else:
+        _copy(row.view(np.float64), position, n, y)
+
+
+@jit
+def _copy(labels, position, n, y):
     if n > 0 and position[n - 1] - position[0] == np.uint64(n - 1):
         source = labels[position[0] : position[n - 1] + np.uint64(1)]
         for v in range(n):
