@@ -24,7 +24,7 @@ from segcal.kernels.spec import (
     Sums,
 )
 
-CHUNK, DEVICE_CHUNK = 1 << 19, 1 << 23  # elements (case x class x voxel) at a time, on the CPU and elsewhere
+CHUNK, DEVICE_CHUNK = 1 << 18, 1 << 23  # elements (case x class x voxel) at a time, on the CPU and elsewhere
 MOST_COPIES = 1 << 21  # entries in all private copies of one sum together
 
 
