@@ -111,10 +111,10 @@ def memory(folder: Path) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     peaks = {}
     for number in (20, 200):
-        write_cases(folder / str(number), number, 64)
+        write_cases(folder / str(number), number, 128)
         peaks[number] = peak(folder / str(number), "out")["peak"]
         rows.append(
-            {"what": f"peak memory, {number} cases", "data": "4x64^3 .nii.gz", "must": "", "GiB": peaks[number] / 2**30}
+            {"what": f"peak memory, {number} cases", "data": "4x128^3 .nii.gz", "must": "", "GiB": peaks[number] / 2**30}
         )
     rows.append({"what": "200 cases / 20 cases", "data": "", "must": "<= 1.05", "GiB": peaks[200] / peaks[20]})
     huge = folder / "huge"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -226,24 +226,30 @@ def _assemble(
     from segcal.overlap import OverlapCounts, ScoreSums
     from segcal.statistics import BinStatistics
 
-    parts = {files.name: CaseSums.load(done[files.name]) for files in cases if files.name in done}
-    if not parts:
+    numbers = {files.name: CaseSums.load(done[files.name])[0].bins.shape[1] for files in cases if files.name in done}
+    if not numbers:
         return None, []
-    numbers = Counter(sums.bins.shape[1] for sums, _ in parts.values())
-    usual = min(numbers, key=lambda n: (-numbers[n], n))
+    often = Counter(numbers.values())
+    usual = min(often, key=lambda n: (-often[n], n))
     strangers = [
-        Failure(name, "ShapeError", f"has {sums.bins.shape[1]} classes where most cases have {usual}.")
-        for name, (sums, _) in parts.items()
-        if sums.bins.shape[1] != usual
+        Failure(name, "ShapeError", f"has {number} classes where most cases have {usual}.")
+        for name, number in numbers.items()
+        if number != usual
     ]
-    kept = {name: part for name, part in parts.items() if part[0].bins.shape[1] == usual}
+    names = [name for name, number in numbers.items() if number == usual]
+    stamps, columns = {}, {}
+    for i, name in enumerate(names):  # one case at a time: a cohort's fine bins are held once
+        sums, stamps[name] = CaseSums.load(done[name])
+        for field in fields(sums):
+            array = getattr(sums, field.name)
+            if i == 0:
+                columns[field.name] = np.empty((3, len(names), *array.shape[1:]))
+            columns[field.name][:, i] = array
     versions = {"segcal": segcal.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    stamps = {name: files for name, (_, files) in kept.items()}
-    exclusive = next(iter(kept.values()))[0].top_label.size > 0
+    exclusive = columns["top_label"].size > 0
 
     def stack(name: str) -> list[torch.Tensor]:
-        arrays = [getattr(sums, name) for sums, _ in kept.values()]
-        return list(torch.from_numpy(np.stack(arrays, axis=1)).unbind())
+        return list(torch.from_numpy(columns[name]).unbind())
 
     binning = Binning(options.fine_bins)
     count, confidence_sum, label_sum = stack("bins")
@@ -253,7 +259,7 @@ def _assemble(
         OverlapCounts(*stack("overlap")),
         ScoreSums(*stack("scores")),
         BinStatistics(top[0], top[1], top[2], binning) if exclusive else None,
-        cases=tuple(kept),
+        cases=tuple(names),
         classes=_names(usual, options),
         has_background=exclusive,
         bins=options.bins,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,9 +20,10 @@ from segcal.errors import ConfigError, SegcalError, ShapeError
 from segcal.files import read_npz, write_npz, write_whole
 from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
 from segcal.overlap import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
-from segcal.statistics import BinStatistics
+from segcal.statistics import SUMS, BinStatistics
 
 FORMAT = "segcal evaluation 1"
+TOGETHER = 32  # cases whose metrics are computed at a time, to hold few copies of their fine bins
 
 
 class Row(NamedTuple):
@@ -90,7 +90,8 @@ class Evaluation:
     def complete(self) -> Evaluation:
         """Only the cases in which every class (but the background) is present."""
         true = self.foreground().overlap.true
-        return self.select(cases=(true > 0).all(1).nonzero().flatten().tolist())
+        whole = (true > 0).all(1)
+        return self if bool(whole.all()) else self.select(cases=whole.nonzero().flatten().tolist())
 
     @staticmethod
     def concatenate(parts: Iterable[Evaluation]) -> Evaluation:
@@ -122,7 +123,12 @@ class Evaluation:
 
     def case_metrics(self) -> dict[str, Tensor]:
         """Every metric by name, (case, class), with NaN where it has no value."""
-        return {"dice": dice(self.overlap)} | _calibration(self) | _proper(self.scores)
+        parts = [
+            _calibration(self.statistics.select(cases=range(start, min(start + TOGETHER, len(self.cases)))), self.bins)
+            for start in range(0, max(len(self.cases), 1), TOGETHER)
+        ]
+        calibration = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {"dice": dice(self.overlap)} | calibration | _proper(self.scores)
 
     def top_label_errors(self) -> dict[str, Tensor]:
         """Calibration errors of the most probable class, per case; empty for regions."""
@@ -168,12 +174,18 @@ class Evaluation:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write PATH (.npz, no pickle) and beside it a .json with names and provenance to read."""
         path = Path(path)
-        arrays = {f"statistics_{k}": v for k, v in _sparse(self.statistics).items()}
+        kinds: dict[str, tuple[str, ...]] = {
+            "statistics": SUMS,
+            "overlap": OverlapCounts.names(),
+            "scores": ScoreSums.names(),
+        }
         if self.top_label is not None:
-            arrays |= {f"top_label_{k}": v for k, v in _sparse(self.top_label).items()}
-        for name in ("overlap", "scores"):
-            sums = getattr(self, name)
-            arrays |= {f"{name}_{column}": getattr(sums, column).numpy() for column in sums.names()}
+            kinds["top_label"] = SUMS
+        arrays = {
+            f"{kind}_{name}": getattr(getattr(self, kind), name).numpy()
+            for kind, names in kinds.items()
+            for name in names
+        }
         header = {
             "format": FORMAT,
             "cases": self.cases,
@@ -191,14 +203,13 @@ class Evaluation:
         """Read what `save` wrote."""
         header, arrays = read_npz(path, kind=FORMAT)
         try:
-            shape = (len(header["cases"]), len(header["classes"]), int(header["fine_bins"]))
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            top_shape = (shape[0], 1, shape[2])
+            binning = Binning(int(header["fine_bins"]))
             return Evaluation(
-                statistics=_dense(tensors, "statistics", shape),
+                statistics=_statistics(tensors, "statistics", binning),
                 overlap=OverlapCounts(**{name: tensors[f"overlap_{name}"] for name in OverlapCounts.names()}),
                 scores=ScoreSums(**{name: tensors[f"scores_{name}"] for name in ScoreSums.names()}),
-                top_label=_dense(tensors, "top_label", top_shape) if header["top_label"] else None,
+                top_label=_statistics(tensors, "top_label", binning) if header["top_label"] else None,
                 cases=tuple(header["cases"]),
                 classes=tuple(header["classes"]),
                 has_background=bool(header["has_background"]),
@@ -209,9 +220,8 @@ class Evaluation:
             raise SegcalError(f"{path} must hold the sums of an evaluation; {error}.") from error
 
 
-def _calibration(evaluation: Evaluation) -> dict[str, Tensor]:
-    stats = evaluation.binned
-    even = equal_mass(evaluation.statistics, evaluation.bins)
+def _calibration(fine: BinStatistics, bins: int) -> dict[str, Tensor]:
+    stats, even = fine.rebin(bins), equal_mass(fine, bins)
     named = {
         "ace": ace(stats),
         "ece": ece(stats),
@@ -238,18 +248,6 @@ def _macro_row(which: str, name: str, metric: str, values: Tensor) -> Row:
     return Row(which, "macro", name, metric, known.mean().item() if number else math.nan, std, number)
 
 
-def _sparse(stats: BinStatistics) -> dict[str, np.ndarray[Any, Any]]:
-    """Only the occupied bins, of which fine statistics have few."""
-    index = stats.count.flatten().nonzero().flatten()
-    sums = {name: getattr(stats, name).flatten()[index] for name in ("count", "confidence_sum", "label_sum")}
-    return {name: tensor.numpy() for name, tensor in ({"index": index} | sums).items()}
-
-
-def _dense(tensors: dict[str, Tensor], name: str, shape: tuple[int, int, int]) -> BinStatistics:
-    index = tensors[f"{name}_index"]
-    sums = (
-        torch.zeros(math.prod(shape), dtype=torch.float64).index_put((index,), tensors[f"{name}_{column}"]).view(shape)
-        for column in ("count", "confidence_sum", "label_sum")
-    )
-    count, confidence_sum, label_sum = sums
-    return BinStatistics(count, confidence_sum, label_sum, Binning(shape[2]))
+def _statistics(tensors: dict[str, Tensor], kind: str, binning: Binning) -> BinStatistics:
+    count, confidence_sum, label_sum = (tensors[f"{kind}_{name}"] for name in SUMS)
+    return BinStatistics(count, confidence_sum, label_sum, binning)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 
 from segcal.errors import SegcalError
 
@@ -34,7 +35,11 @@ def write_npz(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray[A
     """Write arrays and a JSON header as .npz: no pickle, the same bytes for the same content. The header's text."""
     text = json.dumps(header, indent=2, ensure_ascii=False)
     content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, header=np.array(text), **arrays)
+    # Level 1: sums are mostly zeros or noise, and more effort gains little. zipfile writes no time of day.
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, array in {"header": np.array(text), **arrays}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, np.asarray(array), allow_pickle=False)
     write_whole(path, content.getvalue())
     return text
 

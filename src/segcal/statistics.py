@@ -22,7 +22,7 @@ from segcal.errors import ConfigError, SegcalError, ShapeError, one_of
 from segcal.files import read_npz, write_npz
 
 FORMAT = "segcal bin statistics 1"
-_SUMS = ("count", "confidence_sum", "label_sum")
+SUMS = ("count", "confidence_sum", "label_sum")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +48,8 @@ class BinStatistics:
 
     def __post_init__(self) -> None:
         shape = self.count.shape
-        if len(shape) != 3 or any(getattr(self, name).shape != shape for name in _SUMS):
-            came = ", ".join(f"{name} {tuple(getattr(self, name).shape)}" for name in _SUMS)
+        if len(shape) != 3 or any(getattr(self, name).shape != shape for name in SUMS):
+            came = ", ".join(f"{name} {tuple(getattr(self, name).shape)}" for name in SUMS)
             raise ShapeError(f"the three sums must share one shape (case, class, bin); got {came}.")
         if shape[2] != self.binning.bins:
             raise ShapeError(f"the sums must have one entry per bin; got {shape[2]} for {self.binning.bins} bins.")
@@ -128,7 +128,7 @@ class BinStatistics:
     ) -> BinStatistics:
         """Only these cases and classes, by index or by a boolean tensor."""
         rows, columns = self._index(cases, 0), self._index(classes, 1)
-        return self._map(lambda name: getattr(self, name).index_select(0, rows).index_select(1, columns))
+        return self._map(lambda name: _take(_take(getattr(self, name), 0, rows), 1, columns))
 
     def rebin(self, bins: int) -> BinStatistics:
         """The same sums in fewer bins, exact on every edge. Hard bins only, and `bins` must divide their number.
@@ -153,7 +153,7 @@ class BinStatistics:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .npz file (no pickle inside), whole or not at all."""
-        arrays = {name: getattr(self, name).detach().cpu().numpy() for name in _SUMS}
+        arrays = {name: getattr(self, name).detach().cpu().numpy() for name in SUMS}
         write_npz(Path(path), {"format": FORMAT, "binning": asdict(self.binning)}, arrays)
 
     @staticmethod
@@ -161,7 +161,7 @@ class BinStatistics:
         """Read what `save` wrote."""
         header, arrays = read_npz(path, kind=FORMAT)
         try:
-            count, confidence_sum, label_sum = (torch.from_numpy(arrays[name].astype(np.float64)) for name in _SUMS)
+            count, confidence_sum, label_sum = (torch.from_numpy(arrays[name].astype(np.float64)) for name in SUMS)
             return BinStatistics(count, confidence_sum, label_sum, Binning(**header["binning"]))
         except (ValueError, LookupError, TypeError) as error:
             raise SegcalError(f"{path} must hold three sums and their binning; {error}.") from error
@@ -188,6 +188,13 @@ class BinStatistics:
         return torch.where(index < 0, index + length, index).to(self.count.device)
 
     def _map(self, function: Callable[[str], Tensor], *, bins: int | None = None) -> BinStatistics:
-        count, confidence_sum, label_sum = (function(name) for name in _SUMS)
+        count, confidence_sum, label_sum = (function(name) for name in SUMS)
         binning = self.binning if bins is None else replace(self.binning, bins=bins)
         return BinStatistics(count, confidence_sum, label_sum, binning)
+
+
+def _take(sums: Tensor, dim: int, index: Tensor) -> Tensor:
+    """These entries along an axis; a view where they stand side by side."""
+    if len(index) and torch.equal(index, torch.arange(int(index[0]), int(index[0]) + len(index), device=index.device)):
+        return sums.narrow(dim, int(index[0]), len(index))
+    return sums.index_select(dim, index)
