@@ -114,7 +114,7 @@ def memory(folder: Path) -> list[dict[str, object]]:
         write_cases(folder / str(number), number, 128)
         peaks[number] = peak(folder / str(number), "out")["peak"]
         rows.append(
-            {"what": f"peak memory, {number} cases", "data": "4x128^3 .nii.gz", "must": "", "GiB": peaks[number] / 2**30}
+            {"what": f"{number} cases, peak", "data": "4x128^3 .nii.gz", "must": "", "GiB": peaks[number] / 2**30}
         )
     rows.append({"what": "200 cases / 20 cases", "data": "", "must": "<= 1.05", "GiB": peaks[200] / peaks[20]})
     huge = folder / "huge"

@@ -16,6 +16,7 @@ from segcal.binning import Binning
 from segcal.collect import bin_statistics
 from segcal.losses import SegmentationLoss
 from segcal.metrics import ace, ece, mce
+from segcal.overlap import OverlapCounts, dice
 
 SIZE = 64
 METHODS = {
@@ -79,6 +80,5 @@ def _images(number: int, seed: int) -> tuple[Tensor, Tensor]:
 def _measure(network: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, ...]:
     probabilities = network(images).softmax(1)
     stats = bin_statistics(probabilities, labels).select(classes=[1])
-    predicted, true = probabilities.argmax(1) == 1, labels == 1
-    dice = 2 * (predicted & true).sum((1, 2)) / (predicted.sum((1, 2)) + true.sum((1, 2)))
-    return (float(dice.mean()), *(float(metric(stats).nanmean()) for metric in (ace, ece, mce)))
+    overlap = dice(OverlapCounts.of_classes(probabilities.flatten(2), labels.flatten(1)))[:, 1]
+    return tuple(float(values.nanmean()) for values in (overlap, ace(stats), ece(stats), mce(stats)))

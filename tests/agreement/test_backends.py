@@ -109,5 +109,5 @@ def test_chunks_of_the_reference_add_up(monkeypatch):
     voxels = read_voxels(*batch("map", torch.float32, "softmax"))
     binning = (13, "bspline", None, "left")
     whole = sums_and_gradient(voxels, binning, "softmax", "torch")
-    monkeypatch.setattr("segcal.kernels.reference.CHUNK", 1000)
+    monkeypatch.setattr("segcal.kernels.reference.CHUNK", 20_000)
     assert_close(sums_and_gradient(voxels, binning, "softmax", "torch"), whole)
