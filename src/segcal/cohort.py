@@ -177,7 +177,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # they end by themselves, after the case at hand
+        pool.shutdown(wait=True, cancel_futures=True)  # not left to the end of the process, where Ctrl-C would tear it
 
 
 def _start_worker(threads: int) -> None:
