@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ class _CaseSums:
         shapes = {name: tuple(getattr(self, name).shape) for name in self.names()}
         if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
             raise ShapeError(f"the sums must share one shape (case, class); got {shapes}.")
+
+    def __add__(self, other: Self) -> Self:
+        return map_sums(torch.add, self, other)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -53,9 +56,6 @@ class OverlapCounts(_CaseSums):
     predicted: Tensor
     true: Tensor
     both: Tensor
-
-    def __add__(self, other: OverlapCounts) -> OverlapCounts:
-        return map_sums(torch.add, self, other)
 
     @staticmethod
     def of_classes(probabilities: Tensor, labels: Tensor) -> OverlapCounts:
@@ -94,9 +94,6 @@ class ScoreSums(_CaseSums):
     squared_error: Tensor
     log_loss: Tensor
     voxels: Tensor
-
-    def __add__(self, other: ScoreSums) -> ScoreSums:
-        return map_sums(torch.add, self, other)
 
     @staticmethod
     def of_class_sums(sums: Tensor) -> ScoreSums:
