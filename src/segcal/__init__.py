@@ -29,6 +29,8 @@ _HOME = {
     "nll": "overlap",
     "Evaluation": "evaluation",
     "evaluate": "cohort",
+    "compare": "comparison",
+    "Comparison": "comparison",
     "Regions": "regions",
     "ACELoss": "losses",
     "SegmentationLoss": "losses",

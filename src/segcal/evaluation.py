@@ -10,19 +10,20 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from segcal.binning import Binning
-from segcal.errors import ConfigError, SegcalError, ShapeError
+from segcal.errors import ConfigError, FileError, SegcalError, ShapeError
 from segcal.files import read_npz, write_npz, write_whole
 from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
 from segcal.overlap import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
 from segcal.statistics import SUMS, BinStatistics
 
 FORMAT = "segcal evaluation 1"
+MICRO: tuple[Literal["paper", "pooled"], ...] = ("paper", "pooled")
 TOGETHER = 32  # cases whose metrics are computed at a time, to hold few copies of their fine bins
 
 
@@ -137,37 +138,39 @@ class Evaluation:
         stats = self.top_label.rebin(self.bins)
         return {f"top_label_{name}": metric(stats)[:, 0] for name, metric in (("ece", ece), ("ace", ace), ("mce", mce))}
 
+    def case_values(self) -> dict[tuple[str, str], Tensor]:
+        """Each metric of each case, by (label, metric); a label is a class, "mean" of all, or "top label"."""
+        values: dict[tuple[str, str], Tensor] = {}
+        for metric, columns in self.case_metrics().items():
+            values |= {(name, metric): column for name, column in zip(self.classes, columns.unbind(1), strict=True)}
+            values["mean", metric] = columns.nanmean(1)
+        return values | {("top label", metric): column for metric, column in self.top_label_errors().items()}
+
+    def micro_values(self, weights: Tensor | None = None) -> dict[tuple[str, str, str], Tensor]:
+        """Micro averages by (average, label, metric): one number, or one for each draw of `weights`, (draw, case)."""
+        if weights is None:
+            weights = self.overlap.true.new_ones(1, len(self.cases))
+        found: dict[tuple[str, str, str], Tensor] = {}
+        for reading in MICRO:
+            stats = micro(self.binned, reading=reading, weights=weights)
+            metrics = {"ace": ace(stats), "ece": ece(stats), "mce": mce(stats)}
+            if reading == "pooled":
+                metrics |= {"dice": dice(map_sums(weights.matmul, self.overlap)), "signed_gap": signed_gap(stats)}
+                metrics |= _proper(map_sums(weights.matmul, self.scores))
+            for metric, values in metrics.items():
+                columns = zip((*self.classes, "mean"), (*values.unbind(1), values.nanmean(1)), strict=True)
+                found |= {(f"micro {reading}", name, metric): column for name, column in columns}
+        return found
+
     def summary(self) -> list[Row]:
         """Macro mean and standard deviation, and both micro averages, over all and over complete cases."""
         rows = []
         for which, part in (("all", self), ("complete", self.complete())):
-            rows += part._macro(which)
+            rows += [_macro_row(which, *key, values) for key, values in part.case_values().items()]
             if part.cases:
-                rows += part._micro(which)
-        return rows
-
-    def _macro(self, which: str) -> list[Row]:
-        rows = []
-        for metric, values in self.case_metrics().items():
-            columns = [*zip(self.classes, values.unbind(1), strict=True), ("mean", values.nanmean(1))]
-            rows += [_macro_row(which, name, metric, column) for name, column in columns]
-        for metric, values in self.top_label_errors().items():
-            rows.append(_macro_row(which, "top label", metric, values))
-        return rows
-
-    def _micro(self, which: str) -> list[Row]:
-        rows = []
-        for reading in ("paper", "pooled"):
-            stats = micro(self.binned, reading="paper" if reading == "paper" else "pooled")
-            values = {"ace": ace(stats), "ece": ece(stats), "mce": mce(stats)}
-            if reading == "pooled":
-                values |= {"dice": dice(map_sums(_over_cases, self.overlap)), "signed_gap": signed_gap(stats)}
-                values |= _proper(map_sums(_over_cases, self.scores))
-            for metric, value in values.items():
-                columns = [*zip(self.classes, value[0].tolist(), strict=True), ("mean", value.nanmean().item())]
                 rows += [
-                    Row(which, f"micro {reading}", name, metric, number, math.nan, len(self.cases))
-                    for name, number in columns
+                    Row(which, *key, value.item(), math.nan, len(part.cases))
+                    for key, value in part.micro_values().items()
                 ]
         return rows
 
@@ -237,10 +240,6 @@ def _proper(scores: ScoreSums) -> dict[str, Tensor]:
     return {"brier": brier(scores), "nll": nll(scores)}
 
 
-def _over_cases(sums: Tensor) -> Tensor:
-    return sums.sum(0, keepdim=True)
-
-
 def _macro_row(which: str, name: str, metric: str, values: Tensor) -> Row:
     known = values[~values.isnan()]
     number = len(known)
@@ -251,3 +250,35 @@ def _macro_row(which: str, name: str, metric: str, values: Tensor) -> Row:
 def _statistics(tensors: dict[str, Tensor], kind: str, binning: Binning) -> BinStatistics:
     count, confidence_sum, label_sum = (tensors[f"{kind}_{name}"] for name in SUMS)
     return BinStatistics(count, confidence_sum, label_sum, binning)
+
+
+def read_evaluations(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Evaluation]:
+    """Saved evaluations by name. A source is a folder that `segcal evaluate` wrote, an .npz file, or NAME=either.
+
+    Without a name it is that of the folder; where two are the same, the folder above comes before it.
+    """
+    found = [_named_path(str(source)) for source in sources]
+    for depth in range(1, 4):
+        names = [name or "/".join(path.absolute().parts[-depth:]) for name, path in found]
+        if len(set(names)) == len(names):
+            break
+    else:
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ConfigError(f"evaluations must have names of their own; {', '.join(twice)} came twice. Give NAME=PATH.")
+    files = [path / "evaluation.npz" if path.is_dir() else path for _, path in found]
+    return {
+        name.removesuffix(".npz"): Evaluation.load(_existing(file)) for name, file in zip(names, files, strict=True)
+    }
+
+
+def _named_path(source: str) -> tuple[str, Path]:
+    """The name before an equals sign, if any, and the path, without the file's name that all share."""
+    name, equals, rest = source.partition("=")
+    path = Path(rest) if equals and not Path(source).exists() else Path(source)
+    return name if path != Path(source) else "", path.parent if path.name == "evaluation.npz" else path
+
+
+def _existing(file: Path) -> Path:
+    if not file.is_file():
+        raise FileError(f"an evaluation must be a folder with evaluation.npz, or an .npz file; {file} does not exist.")
+    return file

@@ -79,19 +79,28 @@ def underconfidence(stats: BinStatistics) -> Tensor:
     return _per_voxel((-stats.signed_gap).clamp(min=0), stats)
 
 
-def micro(stats: BinStatistics, *, reading: Literal["paper", "pooled"] = "paper") -> BinStatistics:
+def micro(
+    stats: BinStatistics, *, reading: Literal["paper", "pooled"] = "paper", weights: Tensor | None = None
+) -> BinStatistics:
     """One case that stands for all: its errors are the micro averages.
 
     "pooled" adds the sums. "paper" takes as a bin's confidence the simple mean over the cases that occupy it,
-    however many voxels each has there, and pools the rest.
+    however many voxels each has there, and pools the rest. `weights`, (draw, case), says how often each case is
+    taken, for a bootstrap: the result has a case for each draw.
     """
     one_of("reading", reading, ("paper", "pooled"))
-    pooled = stats.pool("case")
+    if weights is None:
+        weights = stats.count.new_ones(1, stats.cases)
+
+    def over_cases(sums: Tensor) -> Tensor:
+        return torch.einsum("dk,kcb->dcb", weights, sums)
+
+    count, label_sum = over_cases(stats.count), over_cases(stats.label_sum)
     if reading == "pooled":
-        return pooled
-    cases = stats.occupied.sum(0, keepdim=True)
-    confidence = stats.mean_confidence.nan_to_num(0.0).sum(0, keepdim=True) / cases.clamp(min=1)
-    return BinStatistics(pooled.count, confidence * pooled.count, pooled.label_sum, stats.binning)
+        return BinStatistics(count, over_cases(stats.confidence_sum), label_sum, stats.binning)
+    cases = over_cases(stats.occupied.double())
+    confidence = over_cases(stats.mean_confidence.nan_to_num(0.0)) / cases.clamp(min=1)
+    return BinStatistics(count, confidence * count, label_sum, stats.binning)
 
 
 def equal_mass(stats: BinStatistics, bins: int) -> BinStatistics:

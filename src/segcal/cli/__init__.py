@@ -1,0 +1,26 @@
+"""The command line: thin verbs, each over one public function; heavy imports wait inside them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Makes the probabilities of medical image segmentation networks mean what they say.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def main(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        from segcal import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+from segcal.cli import learning, measuring  # noqa: E402, F401  the verbs, which need `app`

@@ -1,0 +1,158 @@
+"""Verbs that measure and show: evaluate, compare, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from segcal.cli import app
+from segcal.cli.shown import progress_bar, refusing, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from segcal.evaluation import Evaluation
+
+
+@app.command()
+def evaluate(
+    predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
+    labels: Annotated[Path, typer.Argument(help="Folder of label maps (or one file).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results; started again, it goes on there.")],
+    regions: Annotated[str | None, typer.Option(help="Unions of classes: brats, kits or a .toml file.")] = None,
+    bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 20,
+    background: Annotated[bool, typer.Option("--background", help="Report the background class, too.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
+    logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
+    sigmoid: Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")] = False,
+    classes: Annotated[
+        str | None, typer.Option(help="Names: a,b,c from label 0 on, a dataset.json or a .toml file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")] = False,
+) -> None:
+    """Measure calibration and overlap of every case: ECE, ACE, MCE, Brier, NLL and Dice, macro and micro."""
+    from rich.console import Console
+
+    import segcal
+
+    kept = f"What is done is kept in {out}: the same command goes on from there."
+    with refusing(stopped=kept), progress_bar("cases") as advance:
+        outcome = segcal.evaluate(
+            predictions,
+            labels,
+            out,
+            bins=bins,
+            regions=regions,
+            classes=classes,
+            background=background,
+            logits=logits,
+            sigmoid=sigmoid,
+            workers=workers,
+            progress=advance,
+        )
+    for word, names in (
+        ("predictions without labels", outcome.pairing.unpaired_predictions),
+        ("labels without predictions", outcome.pairing.unpaired_labels),
+    ):
+        if names:
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            say(f"{len(names)} {word}: {shown}")
+    for failure in outcome.failures[:10]:
+        say(f"{failure.case}: {failure.kind}: {failure.message}")
+    if outcome.evaluation is not None:
+        if as_json:
+            print((out / "summary.json").read_text(encoding="utf-8"))
+        else:
+            shown_part = outcome.evaluation if background else outcome.evaluation.foreground()
+            Console().print(_summary_table(shown_part))
+    number = len(outcome.evaluation.cases) if outcome.evaluation is not None else 0
+    say(f"{number} cases evaluated, {len(outcome.failures)} failed; results are in {out}")
+    if outcome.failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    evaluations: Annotated[
+        list[str],
+        typer.Argument(metavar="BASELINE [OTHER...]", help="Folders of evaluate (or their .npz), or NAME=FOLDER."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for comparison.csv, .md and .tex, and for figures.")],
+    patients: Annotated[
+        str | None,
+        typer.Option(help="Which cases are one patient's: 'none', a .csv (case, patient), or an expression's group."),
+    ] = None,
+    test: Annotated[Literal["t", "wilcoxon"], typer.Option(help="Test that the stars show.")] = "t",
+    holm: Annotated[bool, typer.Option("--holm", help="Correct for several methods and classes.")] = False,
+    bins: Annotated[int | None, typer.Option(min=1, help="Bins of the calibration errors.")] = None,
+    background: Annotated[bool, typer.Option("--background", help="Compare the background class, too.")] = False,
+    level: Annotated[float, typer.Option(help="Of the confidence intervals.")] = 0.95,
+    resamples: Annotated[int, typer.Option(min=1, help="Draws of the bootstrap.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap and of the floor.")] = 0,
+    figures: Annotated[str, typer.Option(help="Formats of figures, as png,svg,pdf; empty: none.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON instead of tables.")] = False,
+) -> None:
+    """Compare methods on the same cases: means, changes, intervals over patients, paired tests, the floor of chance."""
+    from rich.console import Console
+
+    import segcal
+    from segcal.evaluation import read_evaluations
+    from segcal.tables import comparison_tables, notes, to_json, to_terminal, write_comparison
+
+    with refusing():
+        found = read_evaluations(evaluations)
+        comparison = segcal.compare(
+            found,
+            patients=patients,
+            test=test,
+            correction="holm" if holm else "none",
+            bins=bins,
+            background=background,
+            level=level,
+            resamples=resamples,
+            seed=seed,
+        )
+        written = write_comparison(comparison, out)
+        if figures:
+            from segcal.plots import write_figures
+
+            written += write_figures(found, out, formats=tuple(figures.split(",")), patients=patients)
+    if as_json:
+        print(to_json(comparison))
+    else:
+        console = Console()
+        for table in comparison_tables(comparison):
+            console.print(to_terminal(table))
+        for note in notes(comparison):
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
+    say(f"wrote {', '.join(path.name for path in written)} in {out}")
+
+
+def _summary_table(evaluation: Evaluation) -> Table:
+    """Macro mean and deviation per class, and micro errors, over all and over complete cases."""
+    from rich.table import Table
+
+    metrics = ("dice", "ace", "ece", "mce", "brier", "nll")
+    complete = len(evaluation.complete().cases)
+    title = f"{len(evaluation.cases)} cases, {complete} complete, {evaluation.bins} bins"
+    table = Table(
+        "cases",
+        "average",
+        "class",
+        *(metric.upper() if len(metric) == 3 else metric.capitalize() for metric in metrics),
+    )
+    table.title = title
+    rows = {(row.cases, row.average, row.label, row.metric): row for row in evaluation.summary()}
+    for which in ("all", "complete") if 0 < complete < len(evaluation.cases) else ("all",):
+        for average in ("macro", "micro paper", "micro pooled"):
+            for name in (*evaluation.classes, "mean") if len(evaluation.classes) > 1 else evaluation.classes:
+                found = [rows.get((which, average, name, metric)) for metric in metrics]
+                cells = ["" if row is None else _cell(row.value, row.std) for row in found]
+                table.add_row(which, average, name, *cells, end_section=name == "mean")
+    return table
+
+
+def _cell(value: float, std: float) -> str:
+    return f"{value:.4f}" + (f" ±{std:.4f}" if std == std else "")

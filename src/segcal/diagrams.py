@@ -1,0 +1,129 @@
+"""The numbers behind the figures: what a reliability diagram, a dataset histogram and a radar plot show.
+
+Figures on paper (`plots`) and on a page (`report`) are drawn from these, so that both show the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from segcal.errors import ShapeError
+from segcal.intervals import quantile_interval, resample_weights, wilson
+from segcal.metrics import ace, ece, mce, micro
+from segcal.statistics import BinStatistics
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """One row per bin; NaN where a bin is empty."""
+
+    edges: Tensor
+    count: Tensor
+    confidence: Tensor
+    frequency: Tensor
+    low: Tensor
+    high: Tensor
+    """Ends of the confidence band of the frequency."""
+    band: str
+    """How the band was made, for the caption."""
+    ace: float
+    ece: float
+    mce: float
+
+
+def reliability(
+    stats: BinStatistics,
+    *,
+    patients: Sequence[str] | None = None,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Reliability:
+    """What a reliability diagram shows of these cases and classes, all pooled.
+
+    Given the patient of each case, and more than one patient, the band is a bootstrap over patients; else Wilson's
+    interval, as if voxels were independent, which is too narrow. Errors are those of the pooled bins.
+    """
+    together = stats.pool("class")
+    pooled = together.pool("case")
+    if patients is not None and len(patients) != stats.cases:
+        raise ShapeError(f"patients must name one patient per case ({stats.cases}); got {len(patients)}.")
+    if patients is not None and len(set(patients)) > 1:
+        weights = resample_weights(patients, number=resamples, seed=seed)
+        low, high = quantile_interval(micro(together, reading="pooled", weights=weights).frequency[:, 0], level=level)
+        band = f"{level:.0%}, bootstrap over {len(set(patients))} patients"
+    else:
+        low, high = (end[0, 0] for end in wilson(pooled.label_sum, pooled.count, level=level))
+        band = f"{level:.0%}, Wilson, voxels taken as independent"
+    count, confidence, frequency = (values[0, 0] for values in (pooled.count, pooled.mean_confidence, pooled.frequency))
+    occupied = pooled.occupied[0, 0]
+    return Reliability(
+        edges=stats.binning.edges,
+        count=count,
+        confidence=confidence,
+        frequency=frequency,
+        low=torch.where(occupied, low, torch.nan),
+        high=torch.where(occupied, high, torch.nan),
+        band=band,
+        ace=ace(pooled).item(),
+        ece=ece(pooled).item(),
+        mce=mce(pooled).item(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ReliabilityHistogram:
+    """How the observed frequency of each bin is spread over cases, the paper's dataset reliability histogram."""
+
+    share: Tensor
+    """(bin, level): share of the cases that occupy a bin whose frequency lies at a level; sums to 1 over levels."""
+    confidence: Tensor
+    """Mean over cases of the bin's confidence; NaN where no case occupies it."""
+    frequency: Tensor
+    """Mean over cases of the bin's frequency; NaN where no case occupies it."""
+    cases: Tensor
+    """Cases (times classes, if averaged) that occupy the bin."""
+
+
+def reliability_histogram(stats: BinStatistics, *, levels: int | None = None) -> ReliabilityHistogram:
+    """The histogram over cases of each bin's frequency, averaged over classes that have any.
+
+    Levels divide [0, 1] evenly, as many as there are bins if not given; the last one is closed.
+    """
+    levels = levels or stats.binning.bins
+    occupied = stats.occupied
+    level = (stats.frequency.nan_to_num(0.0) * levels).long().clamp(max=levels - 1)
+    at_level = torch.nn.functional.one_hot(level, levels).double() * occupied[..., None]
+    number = occupied.sum(0).double()  # class, bin
+    per_class = at_level.sum(0) / number.clamp(min=1)[..., None]
+    classes = (number > 0).sum(0).clamp(min=1)
+    return ReliabilityHistogram(
+        share=per_class.sum(0) / classes[:, None],
+        confidence=_mean_over_cases(stats.mean_confidence),
+        frequency=_mean_over_cases(stats.frequency),
+        cases=number.sum(0),
+    )
+
+
+def _mean_over_cases(values: Tensor) -> Tensor:
+    """Mean over cases, then over the classes that have any."""
+    return values.nanmean(0).nanmean(0)
+
+
+def normalise(values: Tensor, *, higher_is_better: Tensor) -> Tensor:
+    """Values of (method, axis) on a scale where the best method of each axis has 1 and worse ones less.
+
+    Scores are divided by the best; errors divide the best. An error of 0 where it is the best has 1, and others 0.
+    """
+    best = torch.where(higher_is_better, _nan_max(values), -_nan_max(-values))
+    ratio = torch.where(higher_is_better, values / best, best / values)
+    return torch.where(values == best, 1.0, ratio)
+
+
+def _nan_max(values: Tensor) -> Tensor:
+    largest = torch.where(values.isnan(), -torch.inf, values).amax(0)
+    return torch.where(largest == -torch.inf, torch.nan, largest)

@@ -1,0 +1,165 @@
+"""How sure a number is: bootstrap over patients, paired tests, and the error that chance alone would show.
+
+Voxels of an image are not independent, and two frames of a patient are not either; patients are. So patients are
+what is drawn, and what tests count. A draw is a row of weights, how often each case is taken, so that every mean and
+every micro average of all draws is one product of matrices (`metrics.micro` takes them).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import stats as scipy_stats
+from torch import Tensor
+
+from segcal.errors import ConfigError, FileError
+from segcal.statistics import BinStatistics
+
+FRAME = re.compile(r"(?P<patient>patient\d+)_frame\d+")  # ACDC: two frames of each patient
+
+
+def patients_of(cases: Sequence[str], rule: str | None = None) -> tuple[str, ...]:
+    """The patient of each case: what `rule` says, or by default each case its own, but for ACDC's frames.
+
+    The rule is "none" (each case its own patient), a .csv file with columns case and patient, or a regular
+    expression whose first group is the patient.
+
+    >>> patients_of(["patient001_frame01", "patient001_frame12"])
+    ('patient001', 'patient001')
+    >>> patients_of(["scan_07_left", "scan_07_right"], r"scan_(\\d+)")
+    ('07', '07')
+    """
+    if rule is None:
+        return tuple(match["patient"] if (match := FRAME.fullmatch(case)) else case for case in cases)
+    if rule == "none":
+        return tuple(cases)
+    if rule.endswith(".csv"):
+        known = _read_patients(Path(rule))
+        missing = [case for case in cases if case not in known]
+        if missing:
+            raise ConfigError(f"{rule} must name the patient of every case; {missing[0]!r} is not in it.")
+        return tuple(known[case] for case in cases)
+    try:
+        pattern = re.compile(rule)
+    except re.error as error:
+        raise ConfigError(f"patients must be 'none', a .csv file or a regular expression; {rule!r}: {error}.") from None
+    if pattern.groups < 1:
+        raise ConfigError(f"the expression for patients must have a group, as (patient\\d+)_; got {rule!r}.")
+    matches = [pattern.search(case) for case in cases]
+    for case, match in zip(cases, matches, strict=True):
+        if match is None or match[1] is None:
+            raise ConfigError(f"the expression for patients must match every case; {rule!r} does not match {case!r}.")
+    return tuple(match[1] for match in matches if match)
+
+
+def _read_patients(path: Path) -> dict[str, str]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileError(f"{path} cannot be read: {error}.") from error
+    if not rows or not {"case", "patient"} <= set(rows[0]):
+        raise ConfigError(
+            f"{path} must have columns case and patient; it has {', '.join(rows[0]) if rows else 'none'}."
+        )
+    return {row["case"]: row["patient"] for row in rows}
+
+
+def group_matrix(patients: Sequence[str]) -> Tensor:
+    """One row per patient, in order of first appearance, with 1 at each of its cases."""
+    order = {name: i for i, name in enumerate(dict.fromkeys(patients))}
+    matrix = torch.zeros(len(order), len(patients), dtype=torch.float64)
+    matrix[[order[name] for name in patients], range(len(patients))] = 1
+    return matrix
+
+
+def resample_weights(patients: Sequence[str], *, number: int = 2000, seed: int = 0) -> Tensor:
+    """How often each case is taken in each draw, (draw, case): patients with replacement, with all their cases."""
+    groups = group_matrix(patients)
+    drawn = np.random.default_rng(seed).multinomial(len(groups), [1 / len(groups)] * len(groups), size=number)
+    return torch.from_numpy(drawn).double() @ groups
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Mean over cases of (case, ...) in each draw, (draw, ...), skipping NaN; NaN where nothing is left."""
+    known = ~values.isnan()
+    total = torch.tensordot(weights, torch.where(known, values, 0), 1)
+    number = torch.tensordot(weights, known.double(), 1)
+    return torch.where(number > 0, total / number.clamp(min=1), torch.nan)
+
+
+def quantile_interval(draws: Tensor, *, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    """Percentile interval over the first axis, skipping NaN."""
+    # numpy, since torch.quantile refuses more than 16 million values.
+    with np.errstate(invalid="ignore"):
+        flat = draws.flatten(1).numpy()
+        empty = np.isnan(flat).all(0)
+        low, high = np.nanquantile(np.where(empty, 0.0, flat), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return tuple(torch.from_numpy(np.where(empty, np.nan, end)).view(draws.shape[1:]) for end in (low, high))  # type: ignore[return-value]
+
+
+def wilson(successes: Tensor, number: Tensor, *, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    """Wilson's interval of a share, as if all voxels were independent; NaN without any.
+
+    >>> [round(float(x), 4) for x in wilson(torch.tensor(8.0), torch.tensor(10.0))]  # 8 of 10
+    [0.4902, 0.9433]
+    """
+    z = float(scipy_stats.norm.ppf((1 + level) / 2))
+    n = torch.where(number > 0, number, torch.nan)
+    share = successes / n
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)).clamp(min=0).sqrt()
+    return (middle - half).clamp(min=0), (middle + half).clamp(max=1)
+
+
+def t_test(differences: Tensor) -> float:
+    """p of the paired t-test. NaN for fewer than two pairs; 1 where no pair differs."""
+    known = differences[~differences.isnan()].numpy()
+    if len(known) < 2 or not known.any():
+        return 1.0 if len(known) >= 2 else math.nan
+    if np.ptp(known) <= 1e-12 * np.abs(known).max():
+        return 0.0  # the same difference in every pair: no spread that could explain it
+    return float(scipy_stats.ttest_1samp(known, 0.0).pvalue)
+
+
+def signed_rank_test(differences: Tensor) -> float:
+    """p of Wilcoxon's signed-rank test, pairs that do not differ left out. NaN for fewer than two pairs."""
+    known = differences[~differences.isnan()].numpy()
+    if len(known) < 2 or not known.any():
+        return 1.0 if len(known) >= 2 else math.nan
+    return float(scipy_stats.wilcoxon(known).pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction for several tests; NaN stays and does not count.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    corrected = [math.nan] * len(p_values)
+    largest = 0.0
+    for rank, (p, i) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        corrected[i] = largest
+    return corrected
+
+
+def calibrated_draws(stats: BinStatistics, *, number: int = 100, seed: int = 0) -> Iterator[BinStatistics]:
+    """The statistics that the same predictions would have, were they perfectly calibrated.
+
+    Labels are drawn from each bin's mean confidence, voxel by voxel on their own: the errors of these draws are
+    what chance alone shows. Neighbouring voxels are alike in truth, so that the real floor is higher.
+    """
+    generator = np.random.default_rng(seed)
+    count = stats.count.round().long().numpy()
+    chance = stats.mean_confidence.nan_to_num(0.0).clamp(0, 1).numpy()
+    for _ in range(number):
+        labels = torch.from_numpy(generator.binomial(count, chance)).double()
+        yield BinStatistics(stats.count, stats.confidence_sum, labels, stats.binning)

@@ -1,0 +1,284 @@
+"""A comparison as tables: on the terminal, in Markdown, in LaTeX as the paper's table 1, and every number as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from segcal.comparison import HIGHER_IS_BETTER, TWO_SIDED, Comparison, Entry
+from segcal.files import write_whole
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+FLOOR_NOTE = (
+    "Floor: the error that perfectly calibrated probabilities would show by chance on the same predictions (labels "
+    "drawn from each bin's confidence, voxel by voxel). It ignores that neighbouring voxels are alike: the real one "
+    "is higher."
+)
+
+
+class Column(NamedTuple):
+    """A metric in one average."""
+
+    metric: str
+    average: str
+
+    @property
+    def heading(self) -> str:
+        name = {"dice": "DSC", "nll": "NLL", "brier": "Brier"}.get(self.metric, self.metric.upper().replace("_", " "))
+        if self.metric == "dice" and self.average == "macro":
+            return name
+        average, _, reading = self.average.partition(" ")
+        return f"{average.capitalize()}-{name}" + (f" ({reading})" if reading == "pooled" else "")
+
+    @property
+    def arrow(self) -> str:
+        return "" if self.metric in TWO_SIDED else "↑" if self.metric in HIGHER_IS_BETTER else "↓"
+
+    @property
+    def digits(self) -> int:
+        return 4 if self.metric in ("ece", "brier", "nll") else 3  # small numbers, since most voxels are background
+
+
+def _columns(*metrics: str) -> tuple[Column, ...]:
+    return tuple(Column(metric, average) for metric in metrics for average in ("macro", "micro paper", "micro pooled"))
+
+
+LAYOUTS = {
+    "Overlap and average calibration error": (Column("dice", "macro"), *_columns("ace")),
+    "Expected calibration error": _columns("ece"),
+    "Maximum calibration error": _columns("mce"),
+    "Proper scores": (Column("brier", "macro"), Column("nll", "macro")),
+}
+
+
+class Cell(NamedTuple):
+    """A number as text, its stars, whether no other in its column is better, and its change from the baseline."""
+
+    text: str
+    stars: str = ""
+    best: bool = False
+    change: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows. A row begins with the method; of several classes, with the class (once) and the method."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def names(self) -> int:
+        """Columns at the left that hold names."""
+        return 1 + (self.headings[0] == "class")
+
+    def opens_group(self, row: int) -> bool:
+        """Whether a new class begins at this row."""
+        return self.names == 2 and bool(self.rows[row][0].text)
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """The means over classes as in the paper's table 1, then every class; of all cases, then of complete ones."""
+    tables = []
+    for which in comparison.case_sets:
+        cases = f"all {comparison.cases} cases" if which == "all" else f"the {comparison.complete} complete cases"
+        for title, columns in LAYOUTS.items():
+            if len(comparison.classes) > 1:
+                tables.append(make_table(comparison, f"{title}, mean over classes, {cases}", columns, which=which))
+            tables.append(make_table(comparison, f"{title}, {cases}", columns, labels=comparison.classes, which=which))
+    return tables
+
+
+def make_table(
+    comparison: Comparison,
+    title: str,
+    columns: Sequence[Column],
+    *,
+    labels: Sequence[str] = ("mean",),
+    which: str = "all",
+) -> Table:
+    """One row for each class and method. Errors have a second column, their floor."""
+    grouped = tuple(labels) != ("mean",)
+    headings = ["class", "method"] if grouped else ["method"]
+    for column in columns:
+        headings += [f"{column.heading} {column.arrow}".strip(), *(["floor"] if _has_floor(column) else [])]
+    rows = []
+    for label in labels:
+        found = {
+            column: [
+                comparison.find(method, cases=which, average=column.average, label=label, metric=column.metric)
+                for method in comparison.methods
+            ]
+            for column in columns
+        }
+        best = {column: _best(entries, column) for column, entries in found.items()}
+        for i, method in enumerate(comparison.methods):
+            row = [Cell(label if i == 0 else ""), Cell(method)] if grouped else [Cell(method)]
+            for column in columns:
+                row += _cells(found[column][i], column, best[column])
+            rows.append(tuple(row))
+    return Table(title, tuple(headings), tuple(rows))
+
+
+def _has_floor(column: Column) -> bool:
+    return column.metric in ("ace", "ece", "mce")
+
+
+def _best(entries: Sequence[Entry], column: Column) -> float | None:
+    """The best value as it is printed, so that what looks equal is marked alike."""
+    known = [round(entry.value, column.digits) for entry in entries if not math.isnan(entry.value)]
+    if len(entries) < 2 or not known or column.metric in TWO_SIDED:
+        return None
+    return max(known) if column.metric in HIGHER_IS_BETTER else min(known)
+
+
+def _cells(entry: Entry, column: Column, best: float | None) -> list[Cell]:
+    digits = column.digits
+    if math.isnan(entry.value):
+        text = "-"
+    elif entry.average == "macro":
+        text = f"{entry.value:.{digits}f}" + ("" if math.isnan(entry.std) else f" ± {entry.std:.{digits}f}")
+    else:
+        text = f"{entry.value:.{digits}f} [{entry.low:.{digits}f}, {entry.high:.{digits}f}]"
+    change = "" if math.isnan(entry.change) else f"{100 * entry.change:+.1f} %"
+    cells = [Cell(text, entry.stars, best is not None and round(entry.value, digits) == best, change)]
+    if _has_floor(column):
+        cells.append(Cell("-" if math.isnan(entry.floor) else f"{entry.floor:.{digits}f}"))
+    return cells
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know to read the tables."""
+    baseline, *others = comparison.methods
+    patients = "" if comparison.patients == comparison.cases else f" of {comparison.patients} patients"
+    found = [
+        f"{comparison.cases} cases{patients}, {comparison.bins} bins. Macro: mean ± standard deviation over cases. "
+        f"Micro: over all voxels, with the {comparison.level:.0%} bootstrap interval over patients; in the paper's "
+        "reading a bin's confidence is the mean over cases, pooled it is the mean over voxels."
+    ]
+    if others:
+        name = "paired t-test" if comparison.test == "t" else "Wilcoxon signed-rank test"
+        correction = ", Holm-corrected" if comparison.correction == "holm" else ""
+        found.append(
+            f"* p < 0.05, ** p < 0.01 against {baseline}: {name} over patients for macro, bootstrap over patients for "
+            f"micro averages{correction}. Bold: best."
+        )
+    found.append(FLOOR_NOTE)
+    found += [
+        f"Left out: {case}, which {', '.join(methods)} {'lacks' if len(methods) == 1 else 'lack'}."
+        for case, methods in comparison.unmatched.items()
+    ]
+    return found
+
+
+def to_markdown(table: Table) -> str:
+    def cell(cell: Cell) -> str:
+        text = re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(cell.text.split()))
+        marked = (f"**{text}**" if cell.best else text) + cell.stars.replace("*", r"\*")
+        return f"{marked} ({cell.change})" if cell.change else marked
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    rule = ["---"] * table.names + ["---:"] * (len(table.headings) - table.names)
+    return "\n".join([f"### {table.title}", "", line(table.headings), line(rule)] + [
+        line(map(cell, row)) for row in table.rows
+    ])  # fmt: skip
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
+} | {mark: rf"\{mark}" for mark in "&%$#_{}"}  # fmt: skip
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs table; needs \\usepackage{booktabs}."""
+
+    def escape(text: str) -> str:
+        return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+    def cell(cell: Cell) -> str:
+        text = escape(cell.text) + (f"$^{{{cell.stars}}}$" if cell.stars else "")
+        marked = rf"\textbf{{{text}}}" if cell.best else text
+        return f"{marked} ({escape(cell.change)})" if cell.change else marked
+
+    def line(cells: Iterable[str]) -> str:
+        return "  " + " & ".join(cells) + r" \\"
+
+    body: list[str] = []
+    for i, row in enumerate(table.rows):
+        if i and table.opens_group(i):
+            body.append(r"  \midrule")
+        body.append(line(map(cell, row)))
+    return "\n".join([
+        r"\begin{table}", r"  \centering", rf"  \caption{{{escape(table.title)}}}",
+        rf"  \begin{{tabular}}{{{'l' * len(table.headings)}}}", r"  \toprule",
+        line(rf"\textbf{{{escape(heading)}}}" for heading in table.headings), r"  \midrule",
+        *body, r"  \bottomrule", r"  \end{tabular}", r"\end{table}",
+    ])  # fmt: skip
+
+
+def to_terminal(table: Table) -> RichTable:
+    """For rich's console; the best in bold."""
+    from rich.table import Table as Rich
+    from rich.text import Text
+
+    shown = Rich(title=table.title, title_justify="left")
+    for i, heading in enumerate(table.headings):
+        right = i >= table.names
+        shown.add_column(heading, justify="right" if right else "left", style="dim" if heading == "floor" else "")
+    for i, row in enumerate(table.rows):
+        cells = []
+        for cell in row:
+            text = Text(cell.text + cell.stars, style="bold" if cell.best else "")
+            cells.append(text.append(f"\n{cell.change}", style="dim not bold") if cell.change else text)
+        shown.add_row(*cells, end_section=i + 1 < len(table.rows) and table.opens_group(i + 1))
+    return shown
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Every entry, one a line."""
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(Entry._fields)
+    writer.writerows(comparison.entries)
+    return content.getvalue()
+
+
+def to_json(comparison: Comparison) -> str:
+    """The comparison with every entry as an object; NaN is null."""
+    content = asdict(comparison)
+    content["entries"] = [
+        {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in entry._asdict().items()}
+        for entry in comparison.entries
+    ]
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def write_comparison(comparison: Comparison, out: str | os.PathLike[str]) -> list[Path]:
+    """Write comparison.csv (every number), comparison.md and comparison.tex (the tables and their notes)."""
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    tables, sentences = comparison_tables(comparison), notes(comparison)
+    latex_notes = "".join(f"% {' '.join(sentence.split())}\n" for sentence in sentences)
+    markdown_notes = "".join(f"- {' '.join(sentence.split())}\n" for sentence in sentences)
+    files = {
+        "comparison.csv": to_csv(comparison),
+        "comparison.md": "\n\n".join(map(to_markdown, tables)) + "\n\n" + markdown_notes.replace("*", r"\*"),
+        "comparison.tex": latex_notes + "\n" + "\n\n".join(map(to_latex, tables)) + "\n",
+    }
+    for name, content in files.items():
+        write_whole(out / name, content.encode())
+    return [out / name for name in files]

@@ -1,0 +1,229 @@
+"""Means, deviations, changes and stars of hand-made evaluations, worked out with scipy on the numbers put in."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from handmade import evaluation_of
+from scipy import stats as scipy_stats
+from typer.testing import CliRunner
+
+import segcal
+from segcal import ConfigError, compare
+from segcal.cli import app
+from segcal.evaluation import read_evaluations
+from segcal.tables import comparison_tables, notes, to_latex, to_markdown, write_comparison
+
+CASES = 24
+GENERATOR = np.random.default_rng(7)
+BASE_GAP = GENERATOR.uniform(0.05, 0.3, (CASES, 2))
+CLEAR_GAP = BASE_GAP - GENERATOR.uniform(0.0, 0.03, (CASES, 2))  # lower in every case
+FAINT_GAP = BASE_GAP + GENERATOR.normal(0.004, 0.01, (CASES, 2))
+DICE = GENERATOR.uniform(0.7, 0.9, (CASES, 2))
+
+
+def make(gaps, dices=DICE, **options):
+    return evaluation_of(torch.from_numpy(gaps), torch.from_numpy(dices), **options)
+
+
+@pytest.fixture(scope="module")
+def methods():
+    return {"base": make(BASE_GAP), "clear": make(CLEAR_GAP), "faint": make(FAINT_GAP, DICE - 0.01)}
+
+
+@pytest.fixture(scope="module")
+def comparison(methods):
+    return compare(methods)
+
+
+def test_means_deviations_and_changes_are_those_of_the_numbers_put_in(comparison):
+    for label, column in (("liver", 0), ("tumour", 1)):
+        entry = comparison.find("clear", label=label, metric="ace")
+        assert entry.value == pytest.approx(CLEAR_GAP[:, column].mean())
+        assert entry.std == pytest.approx(CLEAR_GAP[:, column].std(ddof=1))
+        assert entry.change == pytest.approx(CLEAR_GAP[:, column].mean() / BASE_GAP[:, column].mean() - 1)
+        assert entry.number == CASES
+        assert comparison.find("base", label=label).value == pytest.approx(DICE[:, column].mean())
+    mean = comparison.find("faint", metric="mce")
+    assert mean.value == pytest.approx(FAINT_GAP.mean())
+    assert mean.std == pytest.approx(FAINT_GAP.mean(1).std(ddof=1))
+    assert math.isnan(comparison.find("base", metric="ace").change)
+
+
+@pytest.mark.parametrize("test", ["t", "wilcoxon"])
+@pytest.mark.parametrize("holm", [False, True])
+def test_stars_are_those_of_scipys_tests(methods, test, holm):
+    comparison = compare(methods, test=test, correction="holm" if holm else "none", resamples=10, draws=1)
+    expected = {}
+    for name, gaps in (("clear", CLEAR_GAP), ("faint", FAINT_GAP)):
+        for label, column in (("liver", 0), ("tumour", 1)):
+            a, b = gaps[:, column], BASE_GAP[:, column]
+            p_t, p_w = scipy_stats.ttest_rel(a, b).pvalue, scipy_stats.wilcoxon(a, b).pvalue
+            entry = comparison.find(name, label=label, metric="ece")
+            assert (entry.p_t, entry.p_wilcoxon) == pytest.approx((p_t, p_w))
+            expected[name, label] = p_t if test == "t" else p_w
+    if holm:  # scipy has none: by its definition, over the four tests of classes
+        ranked = sorted(expected, key=expected.__getitem__)
+        running = 0.0
+        for i, key in enumerate(ranked):
+            running = max(running, min(1.0, (4 - i) * expected[key]))
+            expected[key] = running
+    for (name, label), p in expected.items():
+        entry = comparison.find(name, label=label, metric="ece")
+        assert entry.p == pytest.approx(p)
+        assert entry.stars == ("**" if p < 0.01 else "*" if p < 0.05 else "")
+    assert {comparison.find(n, label=c, metric="ece").stars for n, c in expected} >= {"**"}
+    assert comparison.find("base", label="liver", metric="ece").stars == ""
+
+
+def test_a_method_against_itself_differs_in_nothing(methods):
+    comparison = compare({"base": methods["base"], "again": methods["base"]}, resamples=50, draws=2)
+    for entry in comparison.entries:
+        if entry.method == "again" and not math.isnan(entry.value):
+            assert entry.stars == ""
+            assert entry.difference_low == entry.difference_high == 0
+
+
+def test_micro_intervals_hold_the_value_and_tell_methods_apart(comparison):
+    for average in ("micro paper", "micro pooled"):
+        entry = comparison.find("clear", average=average, label="liver", metric="ace")
+        assert entry.value == pytest.approx(CLEAR_GAP[:, 0].mean())  # all cases have as many voxels
+        half = 1.96 * CLEAR_GAP[:, 0].std() / math.sqrt(CASES)
+        assert (entry.low, entry.high) == pytest.approx((entry.value - half, entry.value + half), abs=0.2 * half)
+        assert entry.difference_high < 0
+        assert entry.stars == "**"
+        assert math.isnan(entry.std)
+
+
+def test_the_floor_is_that_of_chance(comparison):
+    entry = comparison.find("base", label="liver", metric="ace")
+    expected = math.sqrt(2 / math.pi) * math.sqrt(0.525 * 0.475 / 1000)  # 1000 voxels in one bin
+    assert entry.floor == pytest.approx(expected, rel=0.1)
+    pooled = comparison.find("base", average="micro pooled", label="liver", metric="ace")
+    assert pooled.floor == pytest.approx(expected / math.sqrt(CASES), rel=0.25)
+    assert math.isnan(comparison.find("base", label="liver").floor)  # Dice has none
+
+
+def test_two_frames_of_a_patient_count_once_in_tests():
+    frames = [f"patient{i:03d}_frame{f:02d}" for i in range(12) for f in (1, 9)]
+    base, other = make(BASE_GAP, cases=frames), make(FAINT_GAP, cases=frames)
+    grouped = compare({"a": base, "b": other}, resamples=50, draws=1)
+    assert (grouped.cases, grouped.patients) == (24, 12)
+    difference = (FAINT_GAP - BASE_GAP)[:, 0].reshape(12, 2).mean(1)
+    entry = grouped.find("b", label="liver", metric="ace")
+    assert entry.p_t == pytest.approx(scipy_stats.ttest_1samp(difference, 0).pvalue)
+    assert entry.std == pytest.approx(FAINT_GAP[:, 0].std(ddof=1))  # still over cases
+    apart = compare({"a": base, "b": other}, patients="none", resamples=50, draws=1)
+    assert apart.patients == 24
+    assert apart.find("b", label="liver", metric="ace").p_t != pytest.approx(entry.p_t)
+    assert "24 cases of 12 patients" in notes(grouped)[0]
+
+
+def test_cases_are_matched_by_name_in_any_order_and_missing_ones_are_reported(methods):
+    order = list(range(CASES))[::-1]
+    shuffled = methods["clear"].select(cases=order[:-2])  # lacks case 0 and case 1
+    comparison = compare({"base": methods["base"], "other": shuffled}, resamples=20, draws=1)
+    assert comparison.unmatched == {"case 0": ("other",), "case 1": ("other",)}
+    assert comparison.cases == CASES - 2
+    assert comparison.find("base", label="liver", metric="ace").value == pytest.approx(BASE_GAP[2:, 0].mean())
+    p = scipy_stats.ttest_rel(CLEAR_GAP[2:, 0], BASE_GAP[2:, 0]).pvalue
+    assert comparison.find("other", label="liver", metric="ace").p_t == pytest.approx(p)
+    assert "Left out: case 1, which other lacks." in notes(comparison)
+
+
+def test_complete_cases_have_their_own_entries():
+    absent = [(0, 1), (5, 1)]
+    parts = {"a": make(BASE_GAP, absent=absent), "b": make(CLEAR_GAP, absent=absent)}
+    comparison = compare(parts, resamples=20, draws=1)
+    assert (comparison.cases, comparison.complete, comparison.case_sets) == (CASES, CASES - 2, ("all", "complete"))
+    kept = [i for i in range(CASES) if i not in (0, 5)]
+    assert comparison.find("b", cases="complete", metric="ace").value == pytest.approx(CLEAR_GAP[kept].mean())
+    assert comparison.find("a", label="tumour").value == pytest.approx(np.r_[0, 0, DICE[kept, 1]].mean())
+
+
+def test_what_cannot_be_compared_is_refused(methods):
+    base = methods["base"]
+    with pytest.raises(ConfigError, match="have none in common"):
+        compare({"a": base, "b": make(BASE_GAP, cases=[f"other {i}" for i in range(CASES)])})
+    with pytest.raises(ConfigError, match="same classes; a has liver, tumour, b has liver, cyst"):
+        compare({"a": base, "b": make(BASE_GAP, classes=("liver", "cyst"))})
+    with pytest.raises(ConfigError, match="same bins; a has 20, b 10"):
+        compare({"a": base, "b": replace(base, bins=10)})
+    other = replace(base.overlap, true=base.overlap.true + torch.eye(CASES, 2))
+    with pytest.raises(ConfigError, match="same labels; case 'case 0' has 100 voxels of liver in a and 101 in b"):
+        compare({"a": base, "b": replace(base, overlap=other)})
+    with pytest.raises(ConfigError, match="at least one evaluation"):
+        compare({})
+    with pytest.raises(ConfigError, match="level must lie between 0 and 1"):
+        compare(methods, level=95)
+    assert compare({"a": base, "b": replace(base, bins=10)}, bins=10, resamples=2, draws=1).bins == 10
+
+
+def test_the_latex_table_reads_as_the_papers(comparison):
+    text = to_latex(comparison_tables(comparison)[0])
+    assert r"\toprule" in text
+    assert r"\bottomrule" in text
+    mean, std = CLEAR_GAP.mean(), CLEAR_GAP.mean(1).std(ddof=1)
+    assert rf"\textbf{{{mean:.3f} $\pm$ {std:.3f}$^{{**}}$}}" in text  # best, starred
+    dice, spread = DICE.mean(), DICE.mean(1).std(ddof=1)
+    assert text.count(rf"\textbf{{{dice:.3f} $\pm$ {spread:.3f}}}") == 2  # equal values are both best
+    assert text.count("{") == text.count("}")
+
+
+def test_names_cannot_break_a_table(methods):
+    odd = {"a|b_*1*": methods["base"], "50% & \\{x}\n": methods["clear"]}
+    tables = comparison_tables(compare(odd, resamples=5, draws=1))
+    widths = {line.replace(r"\|", "").count("|") for line in to_markdown(tables[0]).splitlines()[2:]}
+    assert len(widths) == 1
+    assert r"50\% \& \textbackslash{}\{x\} " in to_latex(tables[0])
+
+
+def test_every_number_is_in_the_csv(comparison, tmp_path):
+    paths = write_comparison(comparison, tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == ["comparison.csv", "comparison.md", "comparison.tex"]
+    rows = list(csv.DictReader(paths[0].read_text().splitlines()))
+    assert len(rows) == len(comparison.entries)
+    row = next(r for r in rows if r["method"] == "clear" and r["label"] == "liver" and r["metric"] == "ace")
+    assert float(row["value"]) == comparison.find("clear", label="liver", metric="ace").value
+    assert "ignores that neighbouring voxels are alike" in paths[1].read_text()
+
+
+def test_evaluations_are_read_by_folder_file_or_name(methods, tmp_path):
+    for folder in ("one/fold_0", "two/fold_0"):
+        (tmp_path / folder).mkdir(parents=True)
+        methods["base"].save(tmp_path / folder / "evaluation.npz")
+    one, two = tmp_path / "one/fold_0", tmp_path / "two/fold_0"
+    assert list(read_evaluations([str(one), str(two / "evaluation.npz")])) == ["one/fold_0", "two/fold_0"]
+    assert list(read_evaluations([f"soft={one}", str(two)])) == ["soft", "fold_0"]
+    with pytest.raises(ConfigError, match="names of their own; x came twice"):
+        read_evaluations([f"x={one}", f"x={two}"])
+    with pytest.raises(segcal.FileError, match="does not exist"):
+        read_evaluations([str(tmp_path / "nothing")])
+
+
+def test_the_command_prints_tables_or_json_and_writes_files(methods, tmp_path):
+    sources = []
+    for name, part in methods.items():
+        (tmp_path / name).mkdir()
+        part.save(tmp_path / name / "evaluation.npz")
+        sources.append(str(tmp_path / name))
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["compare", *sources, "--out", str(out), "--resamples", "50"])
+    assert done.exit_code == 0, done.output
+    assert "paired t-test over patients" in done.stdout
+    assert f"{CLEAR_GAP.mean():.3f}" in done.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["comparison.csv", "comparison.md", "comparison.tex"]
+    done = CliRunner().invoke(app, ["compare", *sources, "--out", str(out), "--resamples", "50", "--json"])
+    content = json.loads(done.stdout)
+    assert content["methods"] == ["base", "clear", "faint"]
+    assert any(entry["std"] is None for entry in content["entries"])
+
+
+def test_the_command_refuses_with_a_sentence(tmp_path):
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "no"), "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("FileError: an evaluation must be a folder")
