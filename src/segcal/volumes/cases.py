@@ -80,7 +80,7 @@ class Case:
         for box in _boxes(label_view.shape[1:], most_voxels):
             everything = (slice(None), *box)
             probabilities = self._probabilities([view[everything] for view in sources])
-            labels = _whole_numbers(self.name, label_view[everything], label)
+            labels = whole_numbers(self.name, label_view[everything], label)
             yield probabilities, labels if len(labels) > 1 else labels[0]
             for stored in (label, *(source.stored for source in self._sources)):
                 stored.release()
@@ -200,7 +200,7 @@ def _boxes(shape: tuple[int, ...], most_voxels: int) -> Iterator[tuple[slice, ..
             yield (rows, *rest)
 
 
-def _whole_numbers(case: str, block: NDArray[Any], label: StoredArray) -> NDArray[Any]:
+def whole_numbers(case: str, block: NDArray[Any], label: StoredArray) -> NDArray[Any]:
     """A block of labels as (region, voxel) integers of a type that torch knows."""
     mapped = label.mapping is not None  # what is yielded must outlive the file
     numbers = (np.array(block, order="C") if mapped else np.ascontiguousarray(block)).reshape(len(block), -1)

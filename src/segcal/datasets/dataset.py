@@ -1,0 +1,95 @@
+"""What a dataset is: its cases on disk, its classes, and how the paper treats it, all as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from segcal.regions import Regions
+
+
+class Problem(NamedTuple):
+    """One fault of one case, in a sentence."""
+
+    case: str
+    what: str
+
+
+@dataclass(frozen=True)
+class DataCase:
+    """One image with its labels: a file for each channel, or one file that may hold the channels on its last axis."""
+
+    name: str
+    patient: str
+    """Whom the image shows; equals the name where each case is a patient."""
+    images: tuple[Path, ...]
+    label: Path | None
+    """None: an image without labels."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How images are prepared and networks trained; sizes in voxels, after resampling."""
+
+    spacing_mm: tuple[float, float, float] | None
+    """None: keep the spacing of the files."""
+    intensity: Literal["zscore", "window"]
+    """zscore: of the non-zero voxels, per channel; window: clipped and scaled to 0..1."""
+    window: tuple[float, float] | None
+    patch: tuple[int, int, int]
+    inference_patch: tuple[int, int, int]
+    augmentation: Literal["affine", "brats", "none"]
+    sampling: Literal["foreground", "random"]
+    """foreground: half of the patches around a labelled voxel; random: anywhere."""
+    crop_foreground: bool
+    epochs: int
+    learning_rate: float
+
+
+DEFAULT_SHARES = (60, 10, 30)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Cases, classes and protocol of a dataset on disk, as `open_dataset` finds them."""
+
+    name: str
+    title: str
+    root: Path
+    channels: tuple[str, ...]
+    classes: tuple[str, ...]
+    """Trained classes in order; the first is the background."""
+    values: tuple[int, ...]
+    """What the label files hold for each class."""
+    cases: tuple[DataCase, ...]
+    """Cases with labels, by name."""
+    recipe: Recipe
+    regions: Regions | None = None
+    """What is evaluated; None: the classes. Its aliases are label values that mean another one."""
+    unlabelled: tuple[DataCase, ...] = ()
+    official_test: tuple[str, ...] = ()
+    """Cases that the dataset itself sets aside and the paper tests on."""
+    shares: tuple[int, int, int] = DEFAULT_SHARES
+    """Parts of the patients for training, validation and test; the last does not count beside an official test."""
+    split_note: str = ""
+    """Why the split is not the paper's, where it is not."""
+    paper: tuple[int, ...] = ()
+    """Patients of the paper for training, validation and, where it says so, test."""
+    notes: tuple[str, ...] = ()
+    """Facts that are no faults, such as files left out on purpose."""
+    problems: tuple[Problem, ...] = ()
+    """What opening found wrong. The cases concerned are left out."""
+
+    @property
+    def patients(self) -> tuple[str, ...]:
+        """Patients with at least one labelled case."""
+        return tuple(sorted({case.patient for case in self.cases}))
+
+    def without_official_test(self, reason: str) -> Dataset:
+        """The same, with a test share of its own and the reason for it."""
+        train, validation, test = DEFAULT_SHARES
+        note = (
+            f"{reason}, so the labelled patients are divided {train}:{validation}:{test}; the paper's test set differs."
+        )
+        return replace(self, official_test=(), shares=DEFAULT_SHARES, split_note=note)

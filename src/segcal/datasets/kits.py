@@ -1,0 +1,57 @@
+"""KiTS 2023: CT of kidneys with tumours and cysts, evaluated by three regions that contain one another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from segcal.datasets.dataset import Dataset, Recipe
+from segcal.datasets.layout import find_root, nifti_files, pair, visible, wrong_layout
+from segcal.regions import BUILT_IN
+
+TITLE = "KiTS 2023, CT of kidney tumours"
+LAYOUT = "dataset/case_00000/{imaging,segmentation}.nii.gz"
+CLASSES = ("background", "kidney", "tumour", "cyst")
+RECIPE = Recipe(
+    spacing_mm=(1.0, 1.0, 1.0),
+    intensity="window",
+    window=(-54.0, 242.0),
+    patch=(128, 128, 128),
+    inference_patch=(256, 256, 256),
+    augmentation="affine",
+    sampling="foreground",
+    crop_foreground=True,
+    epochs=1250,
+    learning_rate=1e-4,
+)
+PATIENTS = (352, 39, 98)
+_CASE = re.compile(r"case_\d+")
+
+
+def open_kits(root: Path) -> Dataset:
+    """The dataset in this folder, or in `dataset`."""
+    root = find_root(root, _fits, layout=LAYOUT)
+    files = {folder.name: nifti_files(folder) for folder in visible(root) if _CASE.fullmatch(folder.name)}
+    images = {name: (found["imaging"],) for name, found in files.items() if "imaging" in found}
+    labels = {name: found["segmentation"] for name, found in files.items() if "segmentation" in found}
+    cases, problems = pair(images, labels)
+    if not cases:
+        raise wrong_layout(root, LAYOUT)
+    return Dataset(
+        name="kits",
+        title=TITLE,
+        root=root,
+        channels=("CT",),
+        classes=CLASSES,
+        values=(0, 1, 2, 3),
+        regions=BUILT_IN["kits"],
+        cases=cases,
+        shares=PATIENTS,
+        paper=PATIENTS,
+        recipe=RECIPE,
+        problems=tuple(problems),
+    )
+
+
+def _fits(folder: Path) -> bool:
+    return any(_CASE.fullmatch(path.name) and path.is_dir() for path in visible(folder))

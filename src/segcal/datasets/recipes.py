@@ -1,0 +1,67 @@
+"""Recipes for datasets that the paper does not treat: its plain one, fitted to the size of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import nibabel
+import numpy as np
+from nibabel.orientations import io_orientation
+from numpy.typing import NDArray
+
+from segcal.datasets.dataset import DataCase, Recipe
+
+# ACDC's protocol, which asks for nothing in particular.
+PLAIN = Recipe(
+    spacing_mm=None,
+    intensity="zscore",
+    window=None,
+    patch=(64, 64, 64),
+    inference_patch=(64, 64, 64),
+    augmentation="affine",
+    sampling="foreground",
+    crop_foreground=True,
+    epochs=600,
+    learning_rate=1e-4,
+)
+CT_WINDOW = (-175.0, 250.0)  # soft tissue, as MONAI's examples for abdominal CT have it
+LARGEST_PATCH = 128  # the paper's for KiTS
+PATCH_STEP = 16  # the network halves its input four times
+_MOST_HEADERS = 25
+_orientation: Any = io_orientation
+
+
+def fitted_recipe(cases: Sequence[DataCase], channels: Sequence[str]) -> Recipe:
+    """The plain recipe with patches as large as a usual image, up to 128 voxels a side.
+
+    CT is windowed. Where voxel sizes differ by more than 1 %, images are resampled to the usual one. Some headers
+    stand for all; those that cannot be read are passed over.
+    """
+    recipe = PLAIN
+    if all(channel.upper() == "CT" for channel in channels):
+        recipe = replace(recipe, intensity="window", window=CT_WINDOW)
+    chosen = cases[:: -(-len(cases) // _MOST_HEADERS)] if cases else ()
+    headers = [header for case in chosen if (header := _shape_and_spacing(case)) is not None]
+    if not headers:
+        return recipe
+    shapes, spacings = (np.array(column, np.float64) for column in zip(*headers, strict=True))
+    usual = np.median(spacings, 0)
+    if (spacings.max(0) > 1.01 * spacings.min(0)).any():
+        x, y, z = (round(float(size), 3) for size in usual)
+        recipe = replace(recipe, spacing_mm=(x, y, z))
+    sizes = np.median(shapes * spacings / usual, 0)
+    x, y, z = (min(LARGEST_PATCH, PATCH_STEP * int(np.ceil(size / PATCH_STEP))) for size in sizes)
+    return replace(recipe, patch=(x, y, z), inference_patch=(x, y, z))
+
+
+def _shape_and_spacing(case: DataCase) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Along the axes right, anterior, superior, to which training turns every image."""
+    try:
+        image: Any = nibabel.load(case.images[0])
+        order = np.argsort(_orientation(image.affine)[:, 0])
+        shape, spacing = np.array(image.shape[:3])[order], np.array(image.header.get_zooms()[:3])[order]
+    except Exception:  # whatever a broken file does; the check names it
+        return None
+    return (shape, spacing) if (spacing > 0).all() and np.isfinite(spacing).all() else None
