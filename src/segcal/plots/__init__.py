@@ -1,0 +1,42 @@
+"""Figures for print, drawn from numbers that were computed elsewhere.
+
+Each function draws on the axes or the figure that it is given and returns; nothing is shown, no global setting is
+changed and pyplot is never touched. A method has one colour everywhere (`method_colours`), all colours can be told
+apart by colour-blind readers, text is 7 points or larger at print size, and names are shown as they are spelt.
+
+Reading order: `style` (colours, sizes, text), `reliability`, `histograms`, `radar`, `probability`, `curves` (the
+figures), `saving` (files), `standard` (the set of figures that follows from saved evaluations).
+"""
+
+from segcal.colours import method_colours
+from segcal.plots.curves import SensitivityPoint, memberships, sensitivity, sensitivity_figure
+from segcal.plots.histograms import histogram_grid, reliability_histogram
+from segcal.plots.probability import probability_map, probability_row
+from segcal.plots.radar import radar, radar_pair, radar_values
+from segcal.plots.reliability import reliability_diagram, reliability_grid
+from segcal.plots.saving import figure_bytes, save_figure
+from segcal.plots.standard import write_figures
+from segcal.plots.style import COLUMN_IN, PAGE_IN, new_figure
+
+__all__ = [
+    "COLUMN_IN",
+    "PAGE_IN",
+    "SensitivityPoint",
+    "figure_bytes",
+    "histogram_grid",
+    "memberships",
+    "method_colours",
+    "new_figure",
+    "probability_map",
+    "probability_row",
+    "radar",
+    "radar_pair",
+    "radar_values",
+    "reliability_diagram",
+    "reliability_grid",
+    "reliability_histogram",
+    "save_figure",
+    "sensitivity",
+    "sensitivity_figure",
+    "write_figures",
+]

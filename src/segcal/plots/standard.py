@@ -1,0 +1,120 @@
+"""The figures that follow from saved evaluations, in one call."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from segcal.colours import method_colours
+from segcal.diagrams import Reliability, ReliabilityHistogram, reliability, reliability_histogram
+from segcal.errors import ConfigError, one_of
+from segcal.evaluation import Evaluation
+from segcal.intervals import patients_of
+from segcal.plots.histograms import histogram_grid
+from segcal.plots.radar import radar_pair
+from segcal.plots.reliability import reliability_diagram, reliability_grid
+from segcal.plots.saving import FORMATS, save_figure
+from segcal.plots.style import COLUMN_IN, PAGE_IN, default_settings, new_figure
+
+MOST_COLUMNS = 4  # of small diagrams beside each other
+ALL = "all classes, pooled"
+
+
+def write_figures(
+    evaluations: Mapping[str, Evaluation],
+    out: str | os.PathLike[str],
+    *,
+    formats: Iterable[str] = ("png",),
+    patients: str | None = None,
+) -> list[Path]:
+    """Draw the standard figures of these methods, without the background, and write them to `out`; the paths.
+
+    For each method reliability diagrams of the cohort; for all of them dataset reliability histograms, averaged over
+    classes and for each class, and radar plots of all and of complete cases. `patients` is the rule of
+    `intervals.patients_of`, for the bands.
+    """
+    formats = tuple(formats)
+    for kind in formats:
+        one_of("the format of a figure", kind, FORMATS)
+    shown = {method: evaluation.foreground() for method, evaluation in evaluations.items()}
+    classes = {evaluation.classes for evaluation in shown.values()}
+    if len(classes) != 1:
+        raise ConfigError(f"evaluations to draw must be at least one and have the same classes; got {sorted(classes)}.")
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    with default_settings():
+        for name, figure in _figures(shown, patients):
+            written += [save_figure(figure, out / f"{name}.{kind}") for kind in formats]
+    return written
+
+
+def _figures(shown: Mapping[str, Evaluation], patients: str | None) -> Iterable[tuple[str, Figure]]:
+    """Names of files and figures, one at a time."""
+    colours = method_colours(shown)
+    for method, stem in file_stems(shown).items():
+        yield f"reliability-{stem}", reliability_figure(shown[method], patients=patients, colour=colours[method])
+    averaged = {"": {method: reliability_histogram(each.binned) for method, each in shown.items()}}
+    yield "histograms", histogram_figure(averaged, colours=colours)
+    names = next(iter(shown.values())).classes
+    if len(names) > 1:
+        by_class = {
+            name: {method: reliability_histogram(each.select(classes=[i]).binned) for method, each in shown.items()}
+            for i, name in enumerate(names)
+        }
+        yield "histograms-classes", histogram_figure(by_class, colours=colours)
+    figure = new_figure(PAGE_IN, 3.9)
+    if len(radar_pair(figure, shown)) == 1:
+        figure.set_size_inches(COLUMN_IN, 3.6)
+    yield "radar", figure
+
+
+def reliability_figure(evaluation: Evaluation, *, patients: str | None = None, colour: str) -> Figure:
+    """Reliability diagrams of a cohort: of all classes together and of each."""
+    who = patients_of(evaluation.cases, patients)
+    stats = evaluation.binned
+    diagrams: dict[str, Reliability] = {
+        name: reliability(stats.select(classes=[i]), patients=who) for i, name in enumerate(evaluation.classes)
+    }
+    if len(diagrams) == 1:
+        figure = new_figure(COLUMN_IN, 4.3)
+        for name, diagram in diagrams.items():
+            reliability_diagram(figure, diagram, title=name, colour=colour)
+        return figure
+    diagrams = {ALL: reliability(stats, patients=who)} | diagrams
+    columns = min(MOST_COLUMNS, len(diagrams))
+    figure = new_figure(PAGE_IN, 0.45 + -(-len(diagrams) // columns) * 2.6 * 4 / (columns + 1))
+    reliability_grid(figure, diagrams, columns=columns, colour=colour)
+    return figure
+
+
+def histogram_figure(
+    histograms: Mapping[str, Mapping[str, ReliabilityHistogram]], *, colours: Mapping[str, str]
+) -> Figure:
+    """Dataset reliability histograms, a row for each class and a column for each method."""
+    columns = max(len(row) for row in histograms.values())
+    width = COLUMN_IN if columns == 1 else PAGE_IN
+    side = min((width - 1.6) / columns, 2.6)  # beside it the colour bar and the rows' names
+    figure = new_figure(width, 0.9 + len(histograms) * (side + 0.08))
+    histogram_grid(figure, histograms, colours=colours)
+    return figure
+
+
+def file_stems(names: Iterable[str]) -> dict[str, str]:
+    """A name for a file for each name, all different, whatever signs the names hold.
+
+    >>> file_stems(["DSC + CE", "DSC/CE", "ünï"])
+    {'DSC + CE': 'DSC-CE', 'DSC/CE': 'DSC-CE-2', 'ünï': 'ünï'}
+    """
+    stems: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^\w.]+", "-", name).strip("-.") or "method"
+        taken, stem, again = set(stems.values()), plain, 2
+        while stem.lower() in {each.lower() for each in taken}:  # some file systems do not tell case
+            stem, again = f"{plain}-{again}", again + 1
+        stems[name] = stem
+    return stems

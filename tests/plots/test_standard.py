@@ -1,0 +1,63 @@
+"""The standard figures follow from saved evaluations alone."""
+
+import matplotlib
+import pytest
+
+from segcal import ConfigError, Evaluation
+from segcal.plots import write_figures
+from segcal.plots.standard import file_stems
+
+
+def test_the_standard_set_is_written_from_saved_evaluations(make_evaluation, tmp_path):
+    make_evaluation(absent=[(0, 2)]).save(tmp_path / "a.npz")
+    make_evaluation(absent=[(0, 2)], sharpness=0.5).save(tmp_path / "b.npz")
+    loaded = {"DSC + CE": Evaluation.load(tmp_path / "a.npz"), "a/b $c": Evaluation.load(tmp_path / "b.npz")}
+    written = write_figures(loaded, tmp_path / "new" / "figures")
+    names = ["reliability-DSC-CE", "reliability-a-b-c", "histograms", "histograms-classes", "radar"]
+    assert [path.name for path in written] == [f"{name}.png" for name in names]
+    assert sorted((tmp_path / "new" / "figures").iterdir()) == sorted(written)
+
+
+def test_the_background_is_not_drawn(make_evaluation, tmp_path):
+    written = write_figures({"m": make_evaluation()}, tmp_path, formats=["svg"])
+    content = "".join(path.read_text() for path in written)
+    assert "liver" in content
+    assert "background" not in content
+
+
+def test_one_class_and_one_case_have_figures_too(make_evaluation, tmp_path):
+    evaluation = make_evaluation(cases=1, classes=("background", "lesion"))
+    written = write_figures({"m": evaluation}, tmp_path, formats=("pdf",))
+    assert [path.name for path in written] == ["reliability-m.pdf", "histograms.pdf", "radar.pdf"]
+
+
+def test_the_users_settings_do_not_change_the_figures(make_evaluation, tmp_path):
+    evaluations = {"m": make_evaluation(cases=2, classes=("background", "lesion"))}
+    plain = write_figures(evaluations, tmp_path / "plain")
+    with matplotlib.rc_context({"font.size": 30, "axes.grid": True, "savefig.bbox": "tight", "figure.dpi": 50}):
+        other = write_figures(evaluations, tmp_path / "other")
+    assert [path.read_bytes() for path in plain] == [path.read_bytes() for path in other]
+
+
+def test_the_rule_for_patients_reaches_the_bands(make_evaluation, tmp_path):
+    evaluations = {"m": make_evaluation(classes=("background", "lesion"))}  # of case 0 to case 3
+    for rule, band in ((None, "bootstrap over 4 patients"), ("(case)", "Wilson")):
+        path, *_ = write_figures(evaluations, tmp_path, formats=["svg"], patients=rule)
+        assert band in path.read_text()
+
+
+def test_unknown_formats_and_different_classes_are_refused_before_anything_is_written(make_evaluation, tmp_path):
+    one, other = make_evaluation(), make_evaluation(classes=("background", "lesion"))
+    with pytest.raises(ConfigError, match="got 'jpg'"):
+        write_figures({"m": one}, tmp_path / "out", formats=("png", "jpg"))
+    with pytest.raises(ConfigError, match="same classes"):
+        write_figures({"m": one, "n": other}, tmp_path / "out")
+    with pytest.raises(ConfigError, match="at least one"):
+        write_figures({}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_of_files_differ_even_where_case_does_not_count():
+    stems = file_stems(["a b", "a-b", "A b", "..", ""])
+    assert len({stem.lower() for stem in stems.values()}) == 5
+    assert all(stem and "/" not in stem and not stem.startswith(".") for stem in stems.values())
