@@ -1,0 +1,63 @@
+"""The report of a large cohort: how long it takes to write, and how large it is."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from measure import write_rows
+from segcal import Binning, BinStatistics, Evaluation, OverlapCounts, ScoreSums
+from segcal.report import build_report
+
+
+def cohort(cases: int, classes: int, *, sharpness: float, seed: int) -> Evaluation:
+    """Sums as real predictions have them: every bin filled, most voxels background, probabilities too extreme."""
+    generator = torch.Generator().manual_seed(seed)
+    binning = Binning(1200)
+    shape = (cases, classes + 1, binning.bins)
+    centre = (torch.arange(binning.bins, dtype=torch.float64) + 0.5) / binning.bins
+    wobble = torch.randn(*shape[:2], 1, generator=generator, dtype=torch.float64) * 0.3
+    share = torch.sigmoid(torch.logit(centre) / sharpness + wobble)
+    count = (200 * torch.rand(shape, generator=generator, dtype=torch.float64)).floor() + 1
+    count[..., 0] = 1e6
+    share[..., 0] = 1e-4
+    label_sum = (count * share).floor()
+    # The same in every method, or they would not have been evaluated against the same labels.
+    true = 5000 + 100 * torch.arange(cases, dtype=torch.float64)[:, None].repeat(1, classes + 1)
+    both = (true * (0.7 + 0.2 * torch.rand(true.shape, generator=generator, dtype=torch.float64))).floor()
+    voxels = count.sum(-1)
+    return Evaluation(
+        BinStatistics(count, count * centre, label_sum, binning),
+        OverlapCounts(true, true, both),
+        ScoreSums(0.01 * voxels, 0.05 * voxels, voxels),
+        None,
+        cases=tuple(f"case_{i:04}" for i in range(cases)),
+        classes=("background", *(f"organ {c}" for c in range(1, classes + 1))),
+        has_background=True,
+        provenance={"files": {f"case_{i:04}": {"bytes": 1 << 20, "changed_ns": i} for i in range(cases)}},
+    )
+
+
+def measure(cases: int, classes: int) -> dict[str, object]:
+    methods = {
+        name: cohort(cases, classes, sharpness=sharpness, seed=seed)
+        for seed, (name, sharpness) in enumerate({"DSC+CE": 2.0, "DSC+CE+soft ACE": 1.2}.items())
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        path = build_report(methods, Path(folder) / "report.html")
+        seconds = time.perf_counter() - start
+        size = path.stat().st_size / 1e6
+    return {
+        "data": f"{cases} cases x {classes} classes x 2 methods",
+        "must": "<= 30 s, <= 15 MB",
+        "s": seconds,
+        "MB": size,
+    }
+
+
+if __name__ == "__main__":
+    write_rows("report", [measure(50, 3), measure(200, 15)])

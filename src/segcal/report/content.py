@@ -1,0 +1,165 @@
+"""What the page draws: diagrams and cases as plain lists, rounded, with None where there is no number.
+
+Lists, not objects, and only bins that hold anything: 200 cases of 15 classes by two methods stay a few megabytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from segcal.comparison import HIGHER_IS_BETTER, Comparison
+from segcal.diagrams import Reliability, normalise, reliability, reliability_histogram
+from segcal.evaluation import Evaluation
+from segcal.intervals import wilson
+from segcal.report.reading import MethodDiagrams
+from segcal.statistics import BinStatistics
+from segcal.tables import Column
+
+DIGITS = 4
+CASE_COLUMNS = {  # what the case table shows of each case: heading and decimals
+    "dice": ("DSC", 3),
+    "ace": ("ACE", 3),
+    "ece": ("ECE", 4),
+    "mce": ("MCE", 3),
+    "signed_gap": ("Signed gap", 4),
+    "brier": ("Brier", 4),
+}
+RADAR = (
+    Column("dice", "macro"),
+    *(Column(metric, average) for average in ("macro", "micro paper") for metric in ("ace", "ece", "mce")),
+)
+
+
+def method_diagrams(evaluation: Evaluation, patients: Sequence[str], *, level: float, seed: int) -> MethodDiagrams:
+    """The reliability of all classes together and of each, with a band from a bootstrap over patients."""
+    stats = evaluation.binned
+
+    def diagram(columns: Sequence[int]) -> Reliability:
+        some = stats.select(classes=columns)
+        return reliability(some, patients=patients, level=level, seed=seed)
+
+    return MethodDiagrams(
+        diagram(range(len(evaluation.classes))),
+        {name: diagram([i]) for i, name in enumerate(evaluation.classes)},
+    )
+
+
+def chart_data(
+    comparison: Comparison, matched: Mapping[str, Evaluation], diagrams: Mapping[str, MethodDiagrams]
+) -> dict[str, Any]:
+    """The figures of all cases. Those of a method start with all classes together and go on with each."""
+    return {
+        "methods": comparison.methods,
+        "classes": comparison.classes,
+        "bins": comparison.bins,
+        "reliability": [
+            [_reliability(diagram) for diagram in (of.pooled, *of.classes.values())] for of in diagrams.values()
+        ],
+        "histograms": [_histograms(evaluation.binned) for evaluation in matched.values()],
+        "radar": [_radar(comparison, which) for which in comparison.case_sets] if len(matched) > 1 else [],
+    }
+
+
+def _reliability(diagram: Reliability) -> dict[str, Any]:
+    columns = (diagram.count, diagram.confidence, diagram.frequency, diagram.low, diagram.high)
+    return {
+        "rows": _occupied_rows(columns),
+        "errors": [rounded(value) for value in (diagram.ace, diagram.ece, diagram.mce)],
+        "band": diagram.band,
+    }
+
+
+def _occupied_rows(columns: Sequence[Tensor]) -> list[list[float]]:
+    """(bin, count, confidence, frequency, low, high) of each bin that holds anything."""
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [[i, rounded(row[0]), *map(rounded, row[1:])] for i, row in enumerate(rows) if not math.isnan(row[2])]
+
+
+def _histograms(stats: BinStatistics) -> list[dict[str, Any]]:
+    columns = [range(stats.classes), *([i] for i in range(stats.classes))]
+    return [_histogram(stats.select(classes=some)) for some in columns]
+
+
+def _histogram(stats: BinStatistics) -> dict[str, Any]:
+    histogram = reliability_histogram(stats)
+    filled = histogram.share.nonzero().tolist()
+    means = zip(histogram.cases.tolist(), histogram.confidence.tolist(), histogram.frequency.tolist(), strict=True)
+    return {
+        "cells": [[i, level, rounded(histogram.share[i, level].item())] for i, level in filled],
+        "means": [[i, *map(rounded, row)] for i, row in enumerate(means) if row[0]],
+    }
+
+
+def _radar(comparison: Comparison, which: str) -> dict[str, Any]:
+    values = torch.tensor(
+        [
+            [comparison.find(method, cases=which, average=axis.average, metric=axis.metric).value for axis in RADAR]
+            for method in comparison.methods
+        ],
+        dtype=torch.float64,
+    )
+    higher = torch.tensor([axis.metric in HIGHER_IS_BETTER for axis in RADAR])
+    return {
+        "cases": which,
+        "number": comparison.cases if which == "all" else comparison.complete,
+        "axes": [axis.heading for axis in RADAR],
+        "values": [[rounded(x) for x in row] for row in values.tolist()],
+        "normalised": [[rounded(x) for x in row] for row in normalise(values, higher_is_better=higher).tolist()],
+    }
+
+
+def case_data(evaluations: Mapping[str, Evaluation], patients: Mapping[str, str], *, level: float) -> dict[str, Any]:
+    """Every case that a method has, also those that others lack: its metrics, and its bins class by class.
+
+    `patients` names the patient of each case, in the order of the page.
+    """
+    names = list(patients)
+    missing: dict[str, list[int]] = {}
+    for evaluation in evaluations.values():
+        absent = (evaluation.overlap.true == 0).tolist()
+        for name, row in zip(evaluation.cases, absent, strict=True):
+            missing[name] = [i for i, gone in enumerate(row) if gone]
+    return {
+        "names": names,
+        "patients": list(patients.values()),
+        "columns": [heading for heading, _ in CASE_COLUMNS.values()],
+        "digits": [digits for _, digits in CASE_COLUMNS.values()],
+        "missing": [missing[name] for name in names],
+        "values": [_by_case(names, part, _case_values(part)) for part in evaluations.values()],
+        "rows": [_by_case(names, part, _case_rows(part.binned, level)) for part in evaluations.values()],
+    }
+
+
+def _by_case(names: Sequence[str], evaluation: Evaluation, found: Sequence[Any]) -> list[Any]:
+    """In the order of the page's cases; None for a case that this method lacks."""
+    known = dict(zip(evaluation.cases, found, strict=True))
+    return [known.get(name) for name in names]
+
+
+def _case_values(evaluation: Evaluation) -> list[Any]:
+    """For each case, its metrics: the mean over classes first, then each class."""
+    metrics = evaluation.case_metrics()
+    table = torch.stack([metrics[name] for name in CASE_COLUMNS], 2)  # case, class, metric
+    table = torch.cat([table.nanmean(1, keepdim=True), table], 1)
+    return [[[rounded(x) for x in row] for row in rows] for rows in table.tolist()]
+
+
+def _case_rows(stats: BinStatistics, level: float) -> list[list[list[list[float]]]]:
+    """For each case and class, the rows of its reliability diagram; a single case has but Wilson's band."""
+    columns = (stats.count, stats.mean_confidence, stats.frequency, *wilson(stats.label_sum, stats.count, level=level))
+    return [
+        [_occupied_rows(of_class) for of_class in zip(*of_case, strict=True)] for of_case in zip(*columns, strict=True)
+    ]
+
+
+def rounded(value: float) -> Any:
+    """To `DIGITS` places; a whole number without a point; None for NaN, which JSON does not know."""
+    if math.isnan(value):
+        return None
+    short = round(value, DIGITS)
+    return int(short) if short == int(short) else short

@@ -1,0 +1,262 @@
+"""The page itself: numbers and sentences put into the templates, as one file that needs nothing else.
+
+Whatever comes from outside (names of cases, classes and methods, paths, captions) is escaped: by Jinja in the
+markup, by `embedded_json` in the data. The page's own policy lets only the script and style written here run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from segcal import __version__
+from segcal.colours import method_colours
+from segcal.comparison import Comparison, Entry, compare, match_cases, one_thread
+from segcal.errors import FileError
+from segcal.evaluation import Evaluation
+from segcal.files import write_whole
+from segcal.intervals import patients_of
+from segcal.report.content import case_data, chart_data, method_diagrams
+from segcal.report.reading import reading
+from segcal.tables import Column, best_value, notes
+
+SCRIPTS = ("svg.js", "charts.js", "cases.js", "report.js")
+PNG = b"\x89PNG\r\n\x1a\n"
+COLUMNS = (
+    *(Column(metric, "macro") for metric in ("dice", "ace", "ece", "mce")),
+    Column("ace", "micro paper"),
+    Column("ace", "micro pooled"),
+)
+OTHER_METRICS = (  # heading, average, metric
+    ("Signed gap", "macro", "signed_gap"),
+    ("Overconfident part of the ECE", "macro", "overconfidence"),
+    ("Underconfident part of the ECE", "macro", "underconfidence"),
+    ("ACE, bins of equal count", "macro", "equal_mass_ace"),
+    ("ECE, bins of equal count", "macro", "equal_mass_ece"),
+    ("Brier score", "macro", "brier"),
+    ("Negative log-likelihood", "macro", "nll"),
+    *(
+        (f"Micro {metric.upper()} ({reading})", f"micro {reading}", metric)
+        for metric in ("ece", "mce")
+        for reading in ("paper", "pooled")
+    ),
+)
+
+
+class ReportMap(NamedTuple):
+    """A picture of a case, as PNG."""
+
+    case: str
+    caption: str
+    png: bytes
+
+
+def build_report(
+    evaluations: Mapping[str, Evaluation],
+    out: str | os.PathLike[str],
+    *,
+    patients: str | None = None,
+    maps: Sequence[ReportMap] = (),
+    title: str | None = None,
+    test: Literal["t", "wilcoxon"] = "t",
+    correction: Literal["none", "holm"] = "none",
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Path:
+    """Write one self-contained HTML file on these evaluations, the first of which is the baseline. Where it is.
+
+    Options are those of `compare`; `maps` are pictures to embed. A case that not all methods have is left out of the
+    comparison, and listed.
+    """
+    out = Path(out)
+    if out.is_dir():
+        raise FileError(f"out must be a file, as report.html; {out} is a folder.")
+    for picture in maps:
+        if not picture.png.startswith(PNG):
+            raise FileError(f"maps must be PNG pictures; that of case {picture.case!r} is not one.")
+    with one_thread():
+        comparison = compare(
+            evaluations,
+            patients=patients,
+            test=test,
+            correction=correction,
+            level=level,
+            resamples=resamples,
+            seed=seed,
+        )
+        page = _page(evaluations, comparison, patients=patients, maps=maps, title=title, seed=seed)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, page.encode(errors="replace"))  # names of files may hold what is no text
+    return out
+
+
+def _page(
+    evaluations: Mapping[str, Evaluation],
+    comparison: Comparison,
+    *,
+    patients: str | None,
+    maps: Sequence[ReportMap],
+    title: str | None,
+    seed: int,
+) -> str:
+    level = comparison.level
+    matched, _ = match_cases(evaluations)
+    groups = patients_of(next(iter(matched.values())).cases, patients)
+    diagrams = {method: method_diagrams(part, groups, level=level, seed=seed) for method, part in matched.items()}
+    parts = {method: _like(part.foreground(), comparison.classes) for method, part in evaluations.items()}
+    names = list(dict.fromkeys(name for part in parts.values() for name in part.cases))
+    cases = case_data(parts, dict(zip(names, patients_of(names, patients), strict=True)), level=level)
+    return _render(
+        title=title or ("Calibration of " + " and ".join(comparison.methods)),
+        comparison=comparison,
+        paragraphs=reading(comparison, diagrams),
+        maps=maps,
+        provenance={method: _origin(part) for method, part in evaluations.items()},
+        data=chart_data(comparison, matched, diagrams) | {"cases": cases},
+    )
+
+
+def _like(evaluation: Evaluation, classes: Sequence[str]) -> Evaluation:
+    """With its classes in this order."""
+    return evaluation.select(classes=[evaluation.classes.index(name) for name in classes])
+
+
+def _origin(evaluation: Evaluation) -> dict[str, Any]:
+    facts = {
+        "cases": len(evaluation.cases),
+        "classes": evaluation.classes,
+        "bins": evaluation.bins,
+        "fine bins": evaluation.statistics.binning.bins,
+    }
+    told = dict(evaluation.provenance)
+    files = told.pop("files", None)
+    if isinstance(files, dict) and files:
+        number = sum(len(stamps) for stamps in files.values())
+        facts["files"] = f"{number}; their sizes and times are in the evaluation's .json"
+    return facts | told
+
+
+def _render(
+    *,
+    title: str,
+    comparison: Comparison,
+    paragraphs: Sequence[str],
+    maps: Sequence[ReportMap],
+    provenance: Mapping[str, Any],
+    data: Mapping[str, Any],
+) -> str:
+    environment = Environment(
+        loader=PackageLoader("segcal"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = number
+    style, script = _style(comparison.methods), "\n".join(map(_template_text, SCRIPTS))
+    return environment.get_template("report.html.j2").render(
+        title=title,
+        comparison=comparison,
+        paragraphs=paragraphs,
+        notes=notes(replace(comparison, unmatched={})),  # those have a section of their own
+        tables=[_table(comparison, which) for which in comparison.case_sets],
+        others=list(_other_rows(comparison)),
+        missing=_missing(comparison.classes, data["cases"]),
+        maps=[(picture, base64.b64encode(picture.png).decode()) for picture in maps],
+        known_cases=frozenset(data["cases"]["names"]),
+        provenance=provenance,
+        version=__version__,
+        # Neither holds anything from outside but colours, so they need no escaping.
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        data=embedded_json(data),
+    )
+
+
+def embedded_json(data: object) -> Markup:
+    """JSON that is safe inside a script element: nothing in it can end the element or open a comment.
+
+    >>> embedded_json(["</script>"])
+    Markup('["\\\\u003c/script\\\\u003e"]')
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """With this many places; a dash for NaN."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _template_text(name: str) -> str:
+    return (resources.files("segcal") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _style(methods: Sequence[str]) -> str:
+    """The style sheet, and the colour of each method as a class; on dark paper a dark one is lifted to be seen."""
+    colours = method_colours(methods)
+    return _template_text("report.css") + "".join(
+        f".m{i} {{ --method: light-dark({colour}, oklch(from {colour} max(l, 0.58) c h)); }}\n"
+        for i, colour in enumerate(colours[method] for method in methods)
+    )
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing from elsewhere, and of what is here only this script and this style."""
+    script_hash, style_hash = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)
+    )
+    return (
+        f"default-src 'none'; img-src data:; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _table(comparison: Comparison, which: str) -> dict[str, Any]:
+    """One group of rows for the mean over classes and one for each class, a row for each method."""
+    labels = ("mean", *comparison.classes) if len(comparison.classes) > 1 else comparison.classes
+    groups = []
+    for label in labels:
+        columns = [_column_cells(comparison, column, which, label) for column in COLUMNS]
+        groups.append((label, list(zip(*columns, strict=True))))
+    return {
+        "which": which,
+        "number": comparison.cases if which == "all" else comparison.complete,
+        "columns": COLUMNS,
+        "groups": groups,
+    }
+
+
+def _column_cells(comparison: Comparison, column: Column, which: str, label: str) -> list[tuple[Entry, bool]]:
+    """The entry of each method, and whether it is the best: as it is printed, so that equals are marked alike."""
+    entries = [
+        comparison.find(method, cases=which, average=column.average, label=label, metric=column.metric)
+        for method in comparison.methods
+    ]
+    best = best_value(entries, column)
+    return [(entry, best is not None and round(entry.value, column.digits) == best) for entry in entries]
+
+
+def _other_rows(comparison: Comparison) -> Iterator[tuple[str, list[Entry]]]:
+    for heading, average, metric in OTHER_METRICS:
+        yield heading, [comparison.find(method, average=average, metric=metric) for method in comparison.methods]
+
+
+def _missing(classes: Sequence[str], cases: Mapping[str, Any]) -> list[tuple[str, float, list[str]]]:
+    """Of each class: its name, the share of cases without it, and which."""
+    found = []
+    for i, name in enumerate(classes):
+        lacking = [case for case, gone in zip(cases["names"], cases["missing"], strict=True) if i in gone]
+        found.append((name, len(lacking) / len(cases["names"]), lacking))
+    return found

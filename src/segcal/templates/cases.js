@@ -1,0 +1,136 @@
+// The table of cases (sorted, filtered) and the page of a single case.
+
+const CASES = DATA.cases;
+const AT_ONCE = 50; // rows shown before "Show all"
+const table = document.getElementById("case-table");
+const filters = document.getElementById("filters");
+const order = { column: CASES.columns.indexOf("ACE"), down: true }; // worst calibrated first
+let showAll = false;
+
+function caseLink(i, text = CASES.names[i]) {
+  return html("a", { href: `#case=${encodeURIComponent(CASES.names[i])}`, text });
+}
+
+function missingNames(i) {
+  return CASES.missing[i].map((c) => DATA.classes[c]).join(", ");
+}
+
+// Every case of every method that has it, with the numbers of the chosen class (0: their mean).
+function allRows(chosen) {
+  return CASES.names.flatMap((name, i) =>
+    DATA.methods
+      .map((_, method) => ({ i, name, method, values: CASES.values[method][i]?.[chosen] }))
+      .filter((row) => row.values),
+  );
+}
+
+function wanted(row, { text, method, below, missing }) {
+  const haystack = `${row.name}\n${CASES.patients[row.i]}`.toLowerCase();
+  const dice = row.values[0];
+  return (
+    haystack.includes(text.toLowerCase()) &&
+    (method === "" || Number(method) === row.method) &&
+    (below === "" || (dice !== null && dice < Number(below))) &&
+    (!missing || CASES.missing[row.i].length > 0)
+  );
+}
+
+const byName = new Intl.Collator("en", { numeric: true }).compare;
+
+function sortKey(row) {
+  if (order.column === "case") return row.name;
+  if (order.column === "method") return DATA.methods[row.method];
+  if (order.column === "missing") return CASES.missing[row.i].length;
+  return row.values[order.column];
+}
+
+// Numbers by value, words with the numbers in them by value; what has no number comes last either way.
+function compareRows(a, b) {
+  const [x, y] = [sortKey(a), sortKey(b)];
+  const tie = byName(a.name, b.name) || a.method - b.method;
+  if (x === null || y === null) return (x === null) - (y === null) || tie;
+  const way = typeof x === "string" ? byName(x, y) : x - y;
+  return (order.down ? -way : way) || tie;
+}
+
+function tableHead() {
+  const columns = [["case", "Case"], ...(DATA.methods.length > 1 ? [["method", "Method"]] : [])];
+  CASES.columns.forEach((name, i) => columns.push([i, name]));
+  columns.push(["missing", "Missing"]);
+  const cells = columns.map(([key, name]) => {
+    const button = html("button", { type: "button", text: name });
+    const cell = html("th", { scope: "col", class: typeof key === "number" ? "number" : null, "data-key": key }, button);
+    button.addEventListener("click", () => {
+      const again = order.column === key;
+      order.down = again ? !order.down : typeof key === "number" && name !== "DSC";
+      order.column = key;
+      drawTable();
+    });
+    return cell;
+  });
+  table.tHead.replaceChildren(html("tr", {}, ...cells));
+}
+
+function tableRow(row) {
+  const cells = [html("td", { class: "case" }, caseLink(row.i))];
+  if (DATA.methods.length > 1) cells.push(html("td", {}, methodTag(row.method)));
+  row.values.forEach((value, i) => cells.push(html("td", { class: "number", text: number(value, CASES.digits[i]) })));
+  cells.push(html("td", { text: missingNames(row.i) }));
+  return html("tr", {}, ...cells);
+}
+
+function drawTable() {
+  const chosen = Object.fromEntries(new FormData(filters));
+  const rows = allRows(Number(chosen.class));
+  const found = rows.filter((row) => wanted(row, { method: "", ...chosen })).sort(compareRows);
+  const shown = showAll ? found : found.slice(0, AT_ONCE);
+  table.tBodies[0].replaceChildren(...shown.map(tableRow));
+  for (const cell of table.tHead.rows[0].cells) {
+    if (cell.dataset.key === String(order.column)) cell.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+    else cell.removeAttribute("aria-sort");
+  }
+  const part = shown.length < found.length ? `, the first ${shown.length} shown` : "";
+  document.getElementById("cases-shown").textContent = `${found.length} of ${rows.length} rows${part}`;
+  document.getElementById("more").hidden = shown.length === found.length;
+}
+
+function startTable() {
+  tableHead();
+  filters.addEventListener("input", drawTable);
+  filters.addEventListener("submit", (event) => event.preventDefault());
+  document.getElementById("more").addEventListener("click", () => {
+    showAll = true;
+    drawTable();
+  });
+  drawTable();
+}
+
+function caseFigure(i, method, chosen) {
+  const values = CASES.values[method][i]?.[chosen + 1];
+  if (!values) return figure(html("p", { class: "notes", text: "This method lacks the case." }), method, "");
+  const [dice, ace] = values;
+  const title = `Reliability of ${DATA.methods[method]}, ${DATA.classes[chosen]}, case ${CASES.names[i]}`;
+  const chart = reliabilityChart(CASES.rows[method][i][chosen], method, title, [0, 0.5, 1]);
+  return figure(chart, method, `DSC ${number(dice)}, ACE ${number(ace)}`);
+}
+
+function step(id, i) {
+  const link = document.getElementById(id);
+  link.hidden = i < 0 || i >= CASES.names.length;
+  if (!link.hidden) link.setAttribute("href", caseLink(i).getAttribute("href"));
+}
+
+function drawCase(i) {
+  document.getElementById("case-title").textContent = CASES.names[i];
+  const patient = CASES.patients[i] === CASES.names[i] ? [] : [`Patient ${CASES.patients[i]}`];
+  const missing = CASES.missing[i].length ? [`Missing: ${missingNames(i)}`] : ["Every class is present"];
+  document.getElementById("case-meta").textContent = [...patient, ...missing].join(". ");
+  const groups = DATA.classes.map((name, c) => {
+    const absent = CASES.missing[i].includes(c) ? " (not in this case)" : "";
+    const pair = html("div", { class: "pair" }, ...DATA.methods.map((_, method) => caseFigure(i, method, c)));
+    return html("div", {}, html("h2", { text: name + absent }), pair);
+  });
+  document.getElementById("case-figures").replaceChildren(...groups);
+  step("case-before", i - 1);
+  step("case-after", i + 1);
+}

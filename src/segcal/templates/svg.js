@@ -1,0 +1,93 @@
+"use strict";
+// Elements, numbers and the tip: what every figure is made of. Text from the data only ever becomes text, never markup.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "text") element.textContent = value;
+    else if (value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+function html(name, attributes = {}, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+function svg(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+function line(x1, y1, x2, y2, kind) {
+  return svg("line", { x1, y1, x2, y2, class: kind });
+}
+
+function label(text, x, y, anchor = "middle", more = {}) {
+  return svg("text", { x, y, "text-anchor": anchor, text, ...more });
+}
+
+function methodTag(i) {
+  const swatch = html("span", { class: "swatch", "aria-hidden": "true" });
+  return html("span", { class: `method m${i}` }, swatch, DATA.methods[i]);
+}
+
+function number(value, digits = 3) {
+  return value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−");
+}
+
+function percent(value) {
+  return value === null ? "–" : `${(100 * value).toFixed(1)} %`;
+}
+
+const whole = new Intl.NumberFormat("en");
+
+function range(i, parts) {
+  return `${number(i / parts, 2)} to ${number((i + 1) / parts, 2)}`;
+}
+
+const tip = document.getElementById("tip");
+
+function showTip(text, x, y) {
+  tip.textContent = text;
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  const left = Math.max(8, Math.min(x + 14, innerWidth - box.width - 8));
+  const top = y + 18 + box.height > innerHeight ? y - box.height - 12 : y + 18;
+  tip.style.left = `${left}px`;
+  tip.style.top = `${Math.max(8, top)}px`;
+}
+
+function hideTip() {
+  tip.hidden = true;
+}
+
+// Tips on the targets of a figure: under the pointer, and with the arrow keys once the figure has the focus.
+function explain(figure, targets) {
+  let at = -1;
+  const choose = (next) => {
+    targets[at]?.element.classList.remove("on");
+    at = next;
+    targets[at]?.element.classList.add("on");
+  };
+  for (const { element, text } of targets) {
+    element.addEventListener("pointermove", (event) => showTip(text, event.clientX, event.clientY));
+    element.addEventListener("pointerleave", hideTip);
+  }
+  figure.setAttribute("tabindex", "0");
+  figure.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (event.key === "Escape") hideTip();
+    if (!step || !targets.length) return;
+    event.preventDefault();
+    choose(at < 0 && step < 0 ? targets.length - 1 : Math.max(0, Math.min(targets.length - 1, at + step)));
+    const box = targets[at].element.getBoundingClientRect();
+    showTip(targets[at].text, box.left + box.width / 2, box.top + box.height / 2);
+  });
+  figure.addEventListener("blur", () => {
+    choose(-1);
+    hideTip();
+  });
+}
