@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup browser demo test lint bench clean
 
 setup: $(READY)
 
@@ -15,7 +15,12 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/segcal demo
 
-test: setup
+# For the tests that open the report; where it cannot be had, they are skipped and say so.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+		(apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 || true
+
+test: setup browser
 	$(BIN)/python -m pytest
 
 lint: setup
@@ -26,6 +31,7 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/evaluate.py
+	$(BIN)/python benchmarks/report.py
 
 clean:
 	rm -rf .venv build src/*.egg-info

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from segcal import BinStatistics, Binning, Evaluation, OverlapCounts, ScoreSums
+from segcal import Binning, BinStatistics, Evaluation, OverlapCounts, ScoreSums
 
 FINE = 20
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from segcal import BinStatistics, Binning, ShapeError, bin_statistics
+from segcal import Binning, BinStatistics, ShapeError, bin_statistics
 from segcal.diagrams import normalise, reliability, reliability_histogram
 from segcal.intervals import wilson
 

@@ -18,8 +18,29 @@ PACKAGE = Path(segcal.__file__).parent
 LAYERS: list[dict[str, set[str]]] = [
     {"spine": {"errors", "files", "binning", "statistics", "collect", "kernels"}},
     {"numbers": {"metrics", "overlap", "regions", "intervals", "diagrams"}},
-    {"learning": {"losses", "scaling"}, "showing": {"evaluation", "comparison", "tables", "plots", "report"}},
-    {"doing": {"volumes", "measure", "cohort", "maps", "demo", "datasets", "inference", "training", "study", "config"}},
+    {
+        "learning": {"losses", "scaling"},
+        "showing": {"colours", "evaluation", "comparison", "tables", "plots", "report"},
+    },
+    {
+        "doing": {
+            "volumes",
+            "measure",
+            "results",
+            "cohort",
+            "maps",
+            "demo",
+            "datasets",
+            "config",
+            "prepare",
+            "checkpoint",
+            "distributed",
+            "inference",
+            "runs",
+            "training",
+            "study",
+        }
+    },
     {"command line": {"cli", "__main__"}},
     {"adapters": {"adapters"}},
 ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats as scipy_stats
 
-from segcal import BinStatistics, Binning, ConfigError, FileError, ace, micro
+from segcal import Binning, BinStatistics, ConfigError, FileError, ace, micro
 from segcal.intervals import (
     calibrated_draws,
     group_matrix,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Binning": "binning",
@@ -31,6 +31,8 @@ _HOME = {
     "evaluate": "cohort",
     "compare": "comparison",
     "Comparison": "comparison",
+    "build_report": "report",
+    "write_figures": "plots",
     "Regions": "regions",
     "ACELoss": "losses",
     "SegmentationLoss": "losses",

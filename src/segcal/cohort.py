@@ -7,52 +7,34 @@ Workers are processes of their own that do without torch.
 
 from __future__ import annotations
 
-import csv
-import fcntl
 import hashlib
-import io
 import json
-import math
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 import segcal
 from segcal.errors import ConfigError, SegcalError
-from segcal.files import write_whole
+from segcal.files import locked
 from segcal.measure import CaseSums, Options, measure_case, stamp
 from segcal.regions import read_class_names, read_regions
-from segcal.volumes import CaseFiles, Pairing, pair_cases
+from segcal.results import Failure, Outcome, stack_cases, write_results
+from segcal.volumes import CaseFiles, pair_cases
 
 if TYPE_CHECKING:
     from segcal.evaluation import Evaluation
 
 PARTS = ".parts"
-
-
-class Failure(NamedTuple):
-    case: str
-    kind: str
-    message: str
-
-
-class Outcome(NamedTuple):
-    """What was evaluated (None: not a single case), what failed, and which files had no partner."""
-
-    evaluation: Evaluation | None
-    failures: list[Failure]
-    pairing: Pairing
 
 
 def evaluate(
@@ -93,11 +75,11 @@ def evaluate(
             f"predictions and {labels} {len(pairing.unpaired_labels)} labels, and none of them match."
         )
     (out / PARTS).mkdir(parents=True, exist_ok=True)
-    with _locked(out):
+    with locked(out / PARTS / ".lock", out):
         done, failures = _run(pairing.cases, options, out / PARTS, workers, progress)
         evaluation, strangers = _assemble(pairing.cases, done, options)
         outcome = Outcome(evaluation, sorted(failures + strangers), pairing)
-        _write_results(outcome, options, out)
+        write_results(outcome, options, out)
         keep = {path.name for path in done.values()}
         for path in (out / PARTS).iterdir():
             if path.name not in keep:
@@ -151,7 +133,7 @@ def _results(
         futures: dict[Future[Failure | None], tuple[CaseFiles, Path]] = {
             pool.submit(_measure_to, files, options, path): (files, path) for files, path in waiting
         }
-        import_module("segcal.evaluation")  # brings torch, which takes seconds: the workers read meanwhile
+        _import_whole("segcal.evaluation")  # brings torch, which takes seconds: the workers read meanwhile
 
         for future in as_completed(futures):
             try:
@@ -165,6 +147,21 @@ def _results(
             except BrokenProcessPool:
                 message = "the process that read this case died; it may need more memory than there is."
                 yield files, path, Failure(files.name, "CrashError", message)
+
+
+def _import_whole(name: str) -> None:
+    """Import a module; Ctrl-C waits until it is there, since torch cut short takes the process along with it."""
+    if threading.current_thread() is not threading.main_thread():
+        import_module(name)
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        import_module(name)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 _threads = os.cpu_count() or 1  # of this process; workers share the cores
@@ -188,7 +185,7 @@ def _start_worker(threads: int) -> None:
 
 def _measure_to(files: CaseFiles, options: Options, path: Path) -> Failure | None:
     try:
-        measure_case(files, options, threads=_threads).save(path, files)
+        measure_case(files, options, threads=_threads).save(path, files.name, (*files.predictions, files.label))
     except SegcalError as error:
         return Failure(files.name, type(error).__name__, str(error))
     except (OSError, MemoryError) as error:
@@ -203,30 +200,11 @@ def _key(files: CaseFiles, options: Options) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    with (out / PARTS / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"{out} is being written by another process; wait for it, or choose another --out."
-            ) from error
-        yield
-
-
 def _assemble(
     cases: Sequence[CaseFiles], done: dict[str, Path], options: Options
 ) -> tuple[Evaluation | None, list[Failure]]:
     """All cases that worked as one evaluation; those with another number of classes than most are failures."""
-    import torch
-
-    from segcal.binning import Binning
-    from segcal.evaluation import Evaluation
-    from segcal.overlap import OverlapCounts, ScoreSums
-    from segcal.statistics import BinStatistics
-
-    numbers = {files.name: CaseSums.load(done[files.name])[0].bins.shape[1] for files in cases if files.name in done}
+    numbers = {files.name: CaseSums.classes_in(done[files.name]) for files in cases if files.name in done}
     if not numbers:
         return None, []
     often = Counter(numbers.values())
@@ -237,85 +215,4 @@ def _assemble(
         if number != usual
     ]
     names = [name for name, number in numbers.items() if number == usual]
-    stamps, columns = {}, {}
-    for i, name in enumerate(names):  # one case at a time: a cohort's fine bins are held once
-        sums, stamps[name] = CaseSums.load(done[name])
-        for field in fields(sums):
-            array = getattr(sums, field.name)
-            if i == 0:
-                columns[field.name] = np.empty((3, len(names), *array.shape[1:]))
-            columns[field.name][:, i] = array
-    versions = {"segcal": segcal.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    exclusive = columns["top_label"].size > 0
-
-    def stack(name: str) -> list[torch.Tensor]:
-        return list(torch.from_numpy(columns[name]).unbind())
-
-    binning = Binning(options.fine_bins)
-    count, confidence_sum, label_sum = stack("bins")
-    top = [part[:, None] for part in stack("top_label")]
-    evaluation = Evaluation(
-        BinStatistics(count, confidence_sum, label_sum, binning),
-        OverlapCounts(*stack("overlap")),
-        ScoreSums(*stack("scores")),
-        BinStatistics(top[0], top[1], top[2], binning) if exclusive else None,
-        cases=tuple(names),
-        classes=_names(usual, options),
-        has_background=exclusive,
-        bins=options.bins,
-        provenance={"versions": versions, "options": asdict(options), "files": stamps},
-    )
-    return evaluation, strangers
-
-
-def _names(number: int, options: Options) -> tuple[str, ...]:
-    if options.regions is not None:
-        return tuple(options.regions.members)
-    names = dict(options.class_names or ())
-    first = 1 if number == 1 else 0
-    return tuple(names.get(value, f"class {value}") for value in range(first, first + number))
-
-
-def _write_results(outcome: Outcome, options: Options, out: Path) -> None:
-    _write_csv(out / "failures.csv", Failure._fields, outcome.failures)
-    if outcome.evaluation is None:
-        return
-    outcome.evaluation.save(out / "evaluation.npz")
-    shown = outcome.evaluation if options.background else outcome.evaluation.foreground()
-    _write_csv(out / "cases.csv", ("case", "class", "metric", "value"), _tidy(shown))
-    summary = shown.summary()
-    fields = ("cases", "average", "class", "metric", "value", "std", "number")
-    _write_csv(out / "summary.csv", fields, summary)
-    content = {
-        "cases": len(shown.cases),
-        "complete_cases": len(shown.complete().cases),
-        "failed": len(outcome.failures),
-        "unpaired_predictions": outcome.pairing.unpaired_predictions,
-        "unpaired_labels": outcome.pairing.unpaired_labels,
-        "bins": options.bins,
-        "classes": shown.classes,
-        "summary": [
-            {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in zip(fields, row, strict=True)}
-            for row in summary
-        ],
-    }
-    write_whole(out / "summary.json", json.dumps(content, indent=2, ensure_ascii=False).encode())
-
-
-def _tidy(evaluation: Evaluation) -> Iterator[tuple[str, str, str, float]]:
-    metrics = {name: values.tolist() for name, values in evaluation.case_metrics().items()}
-    top_label = {name: values.tolist() for name, values in evaluation.top_label_errors().items()}
-    for i, case in enumerate(evaluation.cases):
-        for j, name in enumerate(evaluation.classes):
-            for metric, values in metrics.items():
-                yield case, name, metric, values[i][j]
-        for metric, values in top_label.items():
-            yield case, "top label", metric, values[i]
-
-
-def _write_csv(path: Path, fields: Sequence[str], rows: Any) -> None:
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow(fields)
-    writer.writerows(rows)
-    write_whole(path, content.getvalue().encode())
+    return stack_cases(names, lambda name: CaseSums.load(done[name]), options), strangers

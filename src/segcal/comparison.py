@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -104,6 +105,18 @@ class Comparison:
         return ("all", "complete") if 0 < self.complete < self.cases else ("all",)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: these tensors are small, and on busy cores threads wait for each other six times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def compare(
     evaluations: Mapping[str, Evaluation],
     *,

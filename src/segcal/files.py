@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import uuid
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
-from segcal.errors import SegcalError
+from segcal.errors import ConfigError, SegcalError
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -44,15 +47,26 @@ def write_npz(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray[A
     return text
 
 
+def read_header(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
+    """The header alone of a file that `write_npz` wrote."""
+    return _read(path, kind, lambda content: {})[0]
+
+
 def read_npz(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     """Header and arrays of a file that `write_npz` wrote with this `format` in its header; SegcalError otherwise."""
+    return _read(path, kind, lambda content: {name: content[name] for name in content.files if name != "header"})
+
+
+def _read(
+    path: str | os.PathLike[str], kind: str, arrays: Callable[[Any], dict[str, np.ndarray[Any, Any]]]
+) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     with open(path, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as content:
                 header = json.loads(str(content["header"]))
                 if header["format"] != kind:
                     raise ValueError(f"its format is {header['format']!r}")
-                return header, {name: content[name] for name in content.files if name != "header"}
+                return header, arrays(content)
         except (
             OSError,
             ValueError,
@@ -66,3 +80,16 @@ def read_npz(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, Any]
         ) as error:
             reason = str(error).split(". ")[0].rstrip(".")  # numpy goes on to advise unpickling
             raise SegcalError(f"{path} must be a file of the format {kind!r}; {reason}.") from error
+
+
+@contextmanager
+def locked(path: Path, folder: Path) -> Iterator[None]:
+    """Hold the lock file at `path`, so that two processes never write `folder` at once; it ends with the process."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} is being written by another process; wait for it, or choose another --out."
+            ) from error
+        yield

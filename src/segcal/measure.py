@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.errors import ConfigError, LabelError, RangeError, SegcalError, ShapeError
-from segcal.files import read_npz, write_npz
+from segcal.files import read_header, read_npz, write_npz
 from segcal.kernels.spec import (
     CROSS_ENTROPY,
     HAS_NUMBA,
@@ -31,7 +31,7 @@ from segcal.volumes import CaseFiles, open_case
 
 Array = NDArray[Any]
 
-FORMAT = "segcal case 1"
+FORMAT = "segcal case 2"
 FINE_BINS = 1200  # divisible by every bin count in use
 SLAB_ELEMENTS = 1 << 25  # probabilities read at a time: 128 MiB of float32
 BLOCK = 1 << 15  # voxels that are classified together, in the cache
@@ -75,11 +75,16 @@ class CaseSums:
     def __add__(self, other: CaseSums) -> CaseSums:
         return CaseSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def save(self, path: Path, files: CaseFiles) -> None:
+    def save(self, path: Path, case: str, sources: Sequence[Path]) -> None:
         """Write them to a file of their own, with the stamps of what they were read from."""
-        stamps = {path.name: stamp(path) for path in (*files.predictions, files.label)}
-        header = {"format": FORMAT, "case": files.name, "files": stamps}
+        stamps = {source.name: stamp(source) for source in sources}
+        header = {"format": FORMAT, "case": case, "classes": self.bins.shape[1], "files": stamps}
         write_npz(path, header, {f.name: getattr(self, f.name) for f in fields(self)})
+
+    @staticmethod
+    def classes_in(path: Path) -> int:
+        """How many classes the sums in a file have, without reading them."""
+        return int(read_header(path, kind=FORMAT)["classes"])
 
     @staticmethod
     def load(path: Path) -> tuple[CaseSums, dict[str, Any]]:
@@ -119,10 +124,10 @@ def measure_voxels(values: Array, labels: Array, options: Options, *, threads: i
     """The sums of (class, voxel) values and of their labels: (voxel), or (region, voxel) for classes that overlap."""
     overlapping = options.sigmoid or len(values) == 1
     if options.logits:
-        values = _sigmoid(values) if overlapping else _softmax(values)
+        values = sigmoid(values) if overlapping else softmax(values)
     collect = partial(_collect, fine_bins=options.fine_bins, threads=threads or os.cpu_count() or 1)
     if overlapping or options.regions is not None:
-        probabilities, truth = _regions_of(values, labels, options)
+        probabilities, truth = regions_of(values, labels, options)
         bins, scores = collect(probabilities, truth)
         scores[1] += collect(1 - probabilities, 1 - truth)[1][1]  # the log loss where a region is not
         predicted, true = probabilities >= 0.5, truth == 1
@@ -149,7 +154,7 @@ def _collect(
     if wrong >= 0:
         raise _unknown_label(labels, range(len(probabilities)))
     if outside:
-        raise _not_probabilities(probabilities)
+        raise not_probabilities(probabilities)
     counts, above = moments[..., 0], moments[..., 1]
     confidences = (above + np.arange(fine_bins) * counts) / fine_bins
     if not np.isfinite(confidences).all():
@@ -204,7 +209,7 @@ def _classify(probabilities: Array, labels: Array) -> tuple[Array, Array, Array]
     return top, right, np.array([square.sum(0), square.sum(1), square.diagonal()])
 
 
-def _regions_of(values: Array, labels: Array, options: Options) -> tuple[Array, Array]:
+def regions_of(values: Array, labels: Array, options: Options) -> tuple[Array, Array]:
     """Probabilities and 0/1 labels of each region, both (region, voxel)."""
     channels, regions = len(values), options.regions
     if regions is None:
@@ -258,7 +263,7 @@ def _unknown_label(labels: Array, allowed: Sequence[int]) -> LabelError:
     )
 
 
-def _not_probabilities(values: Array) -> RangeError:
+def not_probabilities(values: Array) -> RangeError:
     known = np.nan_to_num(values, nan=0.0)
     worst = known.flat[np.maximum(-known, known - 1).argmax()]
     return RangeError(
@@ -267,13 +272,13 @@ def _not_probabilities(values: Array) -> RangeError:
     )
 
 
-def _softmax(logits: Array) -> Array:
+def softmax(logits: Array) -> Array:
     exponentials: Array = np.exp(logits - logits.max(0))
     exponentials /= exponentials.sum(0)
     return exponentials
 
 
-def _sigmoid(logits: Array) -> Array:
+def sigmoid(logits: Array) -> Array:
     with np.errstate(over="ignore"):
         probabilities: Array = 1 / (1 + np.exp(-logits))
     return probabilities

@@ -122,7 +122,7 @@ def make_table(
             ]
             for column in columns
         }
-        best = {column: _best(entries, column) for column, entries in found.items()}
+        best = {column: best_value(entries, column) for column, entries in found.items()}
         for i, method in enumerate(comparison.methods):
             row = [Cell(label if i == 0 else ""), Cell(method)] if grouped else [Cell(method)]
             for column in columns:
@@ -135,7 +135,7 @@ def _has_floor(column: Column) -> bool:
     return column.metric in ("ace", "ece", "mce")
 
 
-def _best(entries: Sequence[Entry], column: Column) -> float | None:
+def best_value(entries: Sequence[Entry], column: Column) -> float | None:
     """The best value as it is printed, so that what looks equal is marked alike."""
     known = [round(entry.value, column.digits) for entry in entries if not math.isnan(entry.value)]
     if len(entries) < 2 or not known or column.metric in TWO_SIDED:
@@ -238,7 +238,8 @@ def to_terminal(table: Table) -> RichTable:
     shown = Rich(title=table.title, title_justify="left")
     for i, heading in enumerate(table.headings):
         right = i >= table.names
-        shown.add_column(heading, justify="right" if right else "left", style="dim" if heading == "floor" else "")
+        style = "dim" if heading == "floor" else ""
+        shown.add_column(heading, justify="right" if right else "left", style=style, overflow="fold")
     for i, row in enumerate(table.rows):
         cells = []
         for cell in row:

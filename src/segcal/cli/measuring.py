@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from segcal.evaluation import Evaluation
+    from segcal.results import Outcome
 
 
 @app.command()
@@ -33,8 +35,6 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")] = False,
 ) -> None:
     """Measure calibration and overlap of every case: ECE, ACE, MCE, Brier, NLL and Dice, macro and micro."""
-    from rich.console import Console
-
     import segcal
 
     kept = f"What is done is kept in {out}: the same command goes on from there."
@@ -52,6 +52,13 @@ def evaluate(
             workers=workers,
             progress=advance,
         )
+    show_outcome(outcome, out, background=background, as_json=as_json)
+
+
+def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_json: bool = False) -> None:
+    """Print what an evaluation found and what failed; exit code 1 where something did."""
+    from rich.console import Console
+
     for word, names in (
         ("predictions without labels", outcome.pairing.unpaired_predictions),
         ("labels without predictions", outcome.pairing.unpaired_labels),
@@ -122,12 +129,72 @@ def compare(
     if as_json:
         print(to_json(comparison))
     else:
-        console = Console()
+        console = Console() if sys.stdout.isatty() else Console(width=200)  # in a file, lines need not wrap
         for table in comparison_tables(comparison):
             console.print(to_terminal(table))
         for note in notes(comparison):
             console.print(note, markup=False, highlight=False, soft_wrap=True)
     say(f"wrote {', '.join(path.name for path in written)} in {out}")
+
+
+@app.command()
+def report(
+    evaluations: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="EVALUATION [EVALUATION...]", help="Folders of evaluate (or their .npz), or NAME=FOLDER."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The page to write, as report.html.")],
+    patients: Annotated[
+        str | None,
+        typer.Option(help="Which cases are one patient's: 'none', a .csv (case, patient), or an expression's group."),
+    ] = None,
+    test: Annotated[Literal["t", "wilcoxon"], typer.Option(help="Test that the stars show.")] = "t",
+    holm: Annotated[bool, typer.Option("--holm", help="Correct for several methods and classes.")] = False,
+    title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+    predictions: Annotated[
+        list[Path] | None, typer.Option(help="For maps of the worst cases: each method's folder, in the same order.")
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="Folder of label maps, for the same.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images, to show the maps upon.")] = None,
+    worst: Annotated[int, typer.Option(min=1, help="How many cases to show maps of.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap and of the floor.")] = 0,
+) -> None:
+    """Write one HTML page that needs nothing else: reading, tables, diagrams, every case, where it all came from."""
+    with refusing():
+        from segcal.errors import ConfigError
+        from segcal.evaluation import read_evaluations
+        from segcal.report import ReportMap, build_report
+
+        found = read_evaluations(evaluations)
+        maps = []
+        if predictions or labels or images:
+            if not (predictions and labels and len(predictions) == len(found)):
+                raise ConfigError(
+                    f"maps need --labels and one --predictions for each of {len(found)} evaluations; got "
+                    f"{len(predictions or [])} and {'a' if labels else 'no'} folder of labels."
+                )
+            from segcal.maps import worst_case_figures
+            from segcal.plots import figure_bytes
+
+            folders = dict(zip(found, predictions, strict=True))
+            maps = [
+                ReportMap(drawn.case, f"{drawn.class_name}: worst by Dice, slice of the largest disagreement", png)
+                for drawn in worst_case_figures(found, folders, labels, images=images, number=worst)
+                for png in (figure_bytes(drawn.figure, dpi=150),)
+            ]
+        build_report(
+            found,
+            out,
+            patients=patients,
+            test=test,
+            correction="holm" if holm else "none",
+            title=title,
+            maps=maps,
+            seed=seed,
+        )
+    say(f"the report is {out}")
 
 
 def _summary_table(evaluation: Evaluation) -> Table:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
@@ -34,22 +34,32 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
     except SegcalError as error:
         say(f"{type(error).__name__}: {error}")
         raise typer.Exit(2) from None
+    except OSError as error:
+        say(f"{type(error).__name__}: {error}")
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         say(f"Stopped. {stopped}".strip())
         raise typer.Exit(130) from None
 
 
+class Advance(Protocol):
+    """Tells a bar what is done, of how much, and a word on it."""
+
+    def __call__(self, done: int, total: int, text: str = "") -> None: ...
+
+
 @contextmanager
-def progress_bar(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; call what it gives with what is done and the total."""
+def progress_bar(unit: str) -> Iterator[Advance]:
+    """A bar on stderr, with a rate and the time left."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=stderr()) as bar:
-        task = bar.add_task(unit, rate="", total=None)
+    text_column = TextColumn("{task.fields[text]}")
+    with Progress(*columns, TimeRemainingColumn(), text_column, console=stderr()) as bar:
+        task = bar.add_task(unit, rate="", text="", total=None)
 
-        def advance(done: int, total: int) -> None:
+        def advance(done: int, total: int, text: str = "") -> None:
             speed = bar.tasks[0].speed
-            bar.update(task, completed=done, total=total, rate=f"{speed:.2f} {unit}/s" if speed else "")
+            bar.update(task, completed=done, total=total, rate=f"{speed:.2f} {unit}/s" if speed else "", text=text)
 
         yield advance

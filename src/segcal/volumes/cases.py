@@ -72,18 +72,26 @@ class Case:
         """
         if most_voxels < 1:
             raise ConfigError(f"most_voxels must be at least 1; got {most_voxels}.")
+        views = _in_stored_order(self._label_view, *(source.view for source in self._sources))
+        for box in _boxes(views[0].shape[1:], most_voxels):
+            yield self._block([view[(slice(None), *box)] for view in views])
+
+    def voxels(self, box: tuple[slice, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The same of a box along the axes of the grid (a third of length one for images that have two), as a copy."""
+        views = (self._label_view, *(source.view for source in self._sources))
+        probabilities, labels = self._block([view[(slice(None), *box)] for view in views])
+        return probabilities.copy(), labels
+
+    def _block(self, views: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Probabilities and labels of a block of the labels and of each source; what was mapped is let go."""
         label = self._label
         if label is None:
             raise FileError(f"{self.name}: the case must be open; it has been closed.")
-        views = _in_stored_order(self._label_view, *(source.view for source in self._sources))
-        label_view, *sources = views
-        for box in _boxes(label_view.shape[1:], most_voxels):
-            everything = (slice(None), *box)
-            probabilities = self._probabilities([view[everything] for view in sources])
-            labels = whole_numbers(self.name, label_view[everything], label)
-            yield probabilities, labels if len(labels) > 1 else labels[0]
-            for stored in (label, *(source.stored for source in self._sources)):
-                stored.release()
+        label_view, *blocks = views
+        probabilities, labels = self._probabilities(blocks), whole_numbers(self.name, label_view, label)
+        for stored in (label, *(source.stored for source in self._sources)):
+            stored.release()
+        return probabilities, labels if len(labels) > 1 else labels[0]
 
     def close(self) -> None:
         """Let go of files and memory."""

@@ -1,0 +1,132 @@
+"""The sums of cases put together as an evaluation, and written as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import segcal
+from segcal.files import write_whole
+from segcal.measure import CaseSums, Options
+from segcal.volumes import Pairing
+
+if TYPE_CHECKING:
+    from segcal.evaluation import Evaluation
+
+
+class Failure(NamedTuple):
+    case: str
+    kind: str
+    message: str
+
+
+class Outcome(NamedTuple):
+    """What was evaluated (None: not a single case), what failed, and which files had no partner."""
+
+    evaluation: Evaluation | None
+    failures: list[Failure]
+    pairing: Pairing
+
+
+def stack_cases(
+    names: Sequence[str], load: Callable[[str], tuple[CaseSums, dict[str, Any]]], options: Options
+) -> Evaluation:
+    """The cases of these names, loaded one at a time, so that a cohort's fine bins are held once."""
+    import torch
+
+    from segcal.binning import Binning
+    from segcal.evaluation import Evaluation
+    from segcal.overlap import OverlapCounts, ScoreSums
+    from segcal.statistics import BinStatistics
+
+    stamps, columns = {}, {}
+    for i, name in enumerate(names):
+        sums, stamps[name] = load(name)
+        for field in fields(sums):
+            array = getattr(sums, field.name)
+            if i == 0:
+                columns[field.name] = np.empty((3, len(names), *array.shape[1:]))
+            columns[field.name][:, i] = array
+    versions = {"segcal": segcal.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    exclusive = columns["top_label"].size > 0
+
+    def stack(name: str) -> list[torch.Tensor]:
+        return list(torch.from_numpy(columns[name]).unbind())
+
+    binning = Binning(options.fine_bins)
+    count, confidence_sum, label_sum = stack("bins")
+    top = [part[:, None] for part in stack("top_label")]
+    return Evaluation(
+        BinStatistics(count, confidence_sum, label_sum, binning),
+        OverlapCounts(*stack("overlap")),
+        ScoreSums(*stack("scores")),
+        BinStatistics(top[0], top[1], top[2], binning) if exclusive else None,
+        cases=tuple(names),
+        classes=class_names(count.shape[1], options),
+        has_background=exclusive,
+        bins=options.bins,
+        provenance={"versions": versions, "options": asdict(options), "files": stamps},
+    )
+
+
+def class_names(number: int, options: Options) -> tuple[str, ...]:
+    """Of the regions, or of so many classes; those without a name are numbered."""
+    if options.regions is not None:
+        return tuple(options.regions.members)
+    names = dict(options.class_names or ())
+    first = 1 if number == 1 else 0
+    return tuple(names.get(value, f"class {value}") for value in range(first, first + number))
+
+
+def write_results(outcome: Outcome, options: Options, out: Path) -> None:
+    """Write cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv."""
+    _write_csv(out / "failures.csv", Failure._fields, outcome.failures)
+    if outcome.evaluation is None:
+        return
+    outcome.evaluation.save(out / "evaluation.npz")
+    shown = outcome.evaluation if options.background else outcome.evaluation.foreground()
+    _write_csv(out / "cases.csv", ("case", "class", "metric", "value"), _tidy(shown))
+    summary = shown.summary()
+    fields = ("cases", "average", "class", "metric", "value", "std", "number")
+    _write_csv(out / "summary.csv", fields, summary)
+    content = {
+        "cases": len(shown.cases),
+        "complete_cases": len(shown.complete().cases),
+        "failed": len(outcome.failures),
+        "unpaired_predictions": outcome.pairing.unpaired_predictions,
+        "unpaired_labels": outcome.pairing.unpaired_labels,
+        "bins": options.bins,
+        "classes": shown.classes,
+        "summary": [
+            {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in zip(fields, row, strict=True)}
+            for row in summary
+        ],
+    }
+    write_whole(out / "summary.json", json.dumps(content, indent=2, ensure_ascii=False).encode())
+
+
+def _tidy(evaluation: Evaluation) -> Iterator[tuple[str, str, str, float]]:
+    metrics = {name: values.tolist() for name, values in evaluation.case_metrics().items()}
+    top_label = {name: values.tolist() for name, values in evaluation.top_label_errors().items()}
+    for i, case in enumerate(evaluation.cases):
+        for j, name in enumerate(evaluation.classes):
+            for metric, values in metrics.items():
+                yield case, name, metric, values[i][j]
+        for metric, values in top_label.items():
+            yield case, "top label", metric, values[i]
+
+
+def _write_csv(path: Path, fields: Sequence[str], rows: Any) -> None:
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(fields)
+    writer.writerows(rows)
+    write_whole(path, content.getvalue().encode())
