@@ -1,14 +1,164 @@
-"""Verbs that learn: demo."""
+"""Verbs that learn: datasets, train, predict, demo."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from segcal.cli import app
+from segcal.cli.shown import progress_bar, refusing, say
+
+if TYPE_CHECKING:
+    from segcal.datasets import Check
+
+datasets = typer.Typer(help="List the datasets that segcal knows; check and split a download.")
+app.add_typer(datasets, name="datasets")
+
+
+@datasets.callback(invoke_without_command=True)
+def list_datasets(context: typer.Context) -> None:
+    """List the datasets that segcal knows."""
+    if context.invoked_subcommand is not None:
+        return
+    from segcal.datasets import describe
+
+    for row in describe():
+        print(f"{row.name}: {row.title}\n  layout   {row.layout}\n  classes  {', '.join(row.classes)}")
+        if row.regions:
+            print(f"  regions  {', '.join(row.regions)}")
+
+
+@datasets.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A dataset that `segcal datasets` lists.")],
+    root: Annotated[Path, typer.Argument(help="Folder of the download.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Verify a download: counts, pairs, shapes, label values, spacing, missing classes. Exit code 1 with problems."""
+    from segcal.datasets import check_dataset, open_dataset
+
+    with refusing(), progress_bar("files") as advance:
+        found = check_dataset(open_dataset(name, root), progress=advance)
+    if as_json:
+        content = {"problems": [problem._asdict() for problem in found.problems], "notes": list(found.notes)}
+        print(json.dumps(content | dict(found.facts()) | {"missing": found.missing}, indent=2, ensure_ascii=False))
+    else:
+        _print_check(found)
+    say(f"{len(found.problems)} problems, {len(found.notes)} notes")
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _print_check(found: Check) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(show_header=False)
+    for fact, value in found.facts():
+        table.add_row(fact, str(value))
+    console.print(table)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    for problem in found.problems:
+        console.print(f"{problem.case}: {problem.what}", markup=False, highlight=False, soft_wrap=True)
+
+
+@datasets.command()
+def split(
+    name: Annotated[str, typer.Argument(help="A dataset that `segcal datasets` lists.")],
+    root: Annotated[Path, typer.Argument(help="Folder of the download.")],
+    out: Annotated[Path, typer.Option("--out", help="Text file to write: a line for each case.")],
+    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+) -> None:
+    """Write the paper's split, by patient, as a text file that training takes as data.split."""
+    from segcal.datasets import make_split, open_dataset, write_split
+
+    with refusing():
+        found = make_split(open_dataset(name, root), seed=seed)
+        write_split(found, out)
+    if found.note:
+        say(found.note)
+    say(f"{len(found.train)} cases to train, {len(found.validation)} to validate, {len(found.test)} to test: {out}")
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run; started again, it goes on there.")],
+    config: Annotated[Path | None, typer.Option(help="A run's .toml file.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A dataset that `segcal datasets` lists.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the download.")] = None,
+    method: Annotated[str | None, typer.Option(help="dice-ce, ce, hard-ace or soft-ace.")] = None,
+    preset: Annotated[str, typer.Option(help="paper, or small: a network for two CPU cores.")] = "paper",
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As loss.ace.weight=0.3; may be repeated.")
+    ] = None,
+    prepared: Annotated[Path | None, typer.Option(help="Folder of prepared images, which runs share.")] = None,
+) -> None:
+    """Train a network with one of the paper's losses; under torchrun, on several GPUs or machines."""
+    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from its last checkpoint."):
+        from segcal.config import make_config
+        from segcal.training import train as run_training
+
+        made = make_config(
+            file=config, dataset=dataset, root=data_root, method=method, preset=preset, changes=change or ()
+        )
+        if os.environ.get("RANK", "0") != "0":
+            run_training(made, out, prepared=prepared)
+            return
+        with progress_bar("epochs") as advance:
+            done = run_training(made, out, prepared=prepared, progress=advance, say=say)
+    say(f"best validation DSC {done.best_dice:.4f} in epoch {done.best_epoch} of {done.epochs}: {done.folder}")
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for maps, or for the results of --evaluate.")],
+    data: Annotated[Path | None, typer.Option(help="Where the run's dataset lies now, if it has moved.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Predict this folder of images instead.")] = None,
+    side: Annotated[
+        Literal["train", "validation", "test", "all"], typer.Option("--split", help="Side of the run's split.")
+    ] = "test",
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Measure on the spot; store no map.")] = False,
+    calibrator: Annotated[Path | None, typer.Option(help="A temperature fitted after training (.json).")] = None,
+    logits: Annotated[bool, typer.Option("--logits", help="Write logits instead of probabilities.")] = False,
+    dtype: Annotated[
+        Literal["float32", "float16"], typer.Option(help="float16: 16-bit integers with a scale, in NIfTI.")
+    ] = "float32",
+) -> None:
+    """Predict probability maps on the grid of the images, or evaluate them without storing any."""
+    kept = f"What is done is kept in {out}: the same command goes on from there."
+    with refusing(stopped=kept):
+        from segcal import runs
+        from segcal.errors import ConfigError
+        from segcal.scaling import Temperature
+
+        if evaluate and (images or logits):
+            raise ConfigError("--evaluate must go without --images, which have no labels, and without --logits.")
+        found = runs.load_run(run, root=data)
+        fitted = None if calibrator is None else Temperature.load(calibrator)
+        with progress_bar("cases") as advance:
+            if evaluate:
+                outcome = runs.evaluate_run(found, out, side=side, calibrator=fitted, progress=advance)
+            else:
+                cases = None if images is None else runs.image_cases(images, len(found.dataset.channels))
+                content: Literal["logits", "probabilities"] = "logits" if logits else "probabilities"
+                paths = runs.predict(
+                    found, out, side=side, cases=cases, content=content, dtype=dtype, calibrator=fitted,
+                    progress=advance,
+                )  # fmt: skip
+    if evaluate:
+        from segcal.cli.measuring import show_outcome
+
+        show_outcome(outcome, out)
+    else:
+        say(f"{len(paths)} maps are in {out}")
 
 
 @app.command()

@@ -1,0 +1,304 @@
+"""One run, one file, one frozen object, one hash.
+
+Values come from the defaults here (the paper's), then the method, then the dataset's recipe for what is left open,
+then a TOML file, then `--set key=value`. The resolved configuration is written into the run's folder; it runs again
+from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from segcal.binning import MOST_BINS, Binning, Kernel
+from segcal.datasets import Dataset
+from segcal.errors import ConfigError, FileError, one_of
+from segcal.files import write_whole
+from segcal.losses import AbsentClasses, EmptyBins, SegmentationLoss
+
+Triple = tuple[int, int, int]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataConfig(_Section):
+    """Which images, and how they are prepared. What is None is taken from the dataset's recipe."""
+
+    dataset: str
+    root: str
+    split: str | None = None
+    """A split file; None: the dataset's own split, drawn with `split_seed`."""
+    split_seed: int = 0
+    spacing_mm: tuple[float, float, float] | Literal["keep"] | None = None
+    intensity: Literal["zscore", "window"] | None = None
+    window: tuple[float, float] | None = None
+    crop_foreground: bool | None = None
+    patch: Triple | None = None
+    inference_patch: Triple | None = None
+    inference_overlap: float = Field(default=0.25, ge=0, lt=1)
+    sampling: Literal["foreground", "random"] | None = None
+    augmentation: Literal["affine", "brats", "none"] | None = None
+
+
+class NetworkConfig(_Section):
+    """A network of `monai.networks.nets` by name, and its arguments."""
+
+    name: str = "SegResNetDS"
+    options: dict[str, Any] = Field(
+        default_factory=lambda: {
+            "init_filters": 32,
+            "blocks_down": [1, 2, 2, 4, 4],
+            "norm": "INSTANCE",
+            "dsdepth": 4,
+        }
+    )
+
+
+class AceConfig(_Section):
+    """The calibration term."""
+
+    weight: float = Field(default=0.0, ge=0)
+    bins: int = Field(default=20, ge=1, le=MOST_BINS)
+    kernel: Kernel = "hard"
+    bandwidth: float | None = None
+    empty_bins: EmptyBins = "skip"
+    absent_classes: AbsentClasses = "zero"
+
+
+class LossConfig(_Section):
+    """Weights of the three terms."""
+
+    dice: float = Field(default=1.0, ge=0)
+    ce: float = Field(default=1.0, ge=0)
+    ace: AceConfig = AceConfig()
+
+    def build(self) -> SegmentationLoss:
+        ace = self.ace
+        return SegmentationLoss(
+            self.dice,
+            self.ce,
+            ace.weight,
+            Binning(ace.bins, kernel=ace.kernel, bandwidth=ace.bandwidth),
+            empty_bins=ace.empty_bins,
+            absent_classes=ace.absent_classes,
+        )
+
+
+class TrainingConfig(_Section):
+    """The paper's protocol. What is None is taken from the dataset's recipe."""
+
+    epochs: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=2, ge=1)
+    patches_per_case: int = Field(default=1, ge=1)
+    learning_rate: float | None = Field(default=None, gt=0)
+    weight_decay: float = Field(default=1e-5, ge=0)
+    warmup_epochs: float = Field(default=2.0, ge=0)
+    warmup_start: float = Field(default=0.5, gt=0, le=1)
+    validate_every: int = Field(default=10, ge=1)
+    mixed_precision: bool = True
+    """On a GPU; the CPU computes in float32."""
+    loader_workers: int = Field(default=0, ge=0)
+    """Processes that cut and augment patches; 0: the training process itself."""
+
+
+class EvaluationConfig(_Section):
+    """How validation, and later the test, is measured."""
+
+    bins: int = Field(default=20, ge=1, le=12_000)
+
+
+class RunConfig(_Section):
+    """Everything that decides what a run learns."""
+
+    method: str = "dice-ce"
+    seed: int = Field(default=0, ge=0)
+    data: DataConfig
+    network: NetworkConfig = NetworkConfig()
+    loss: LossConfig = LossConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def hash(self) -> str:
+        """Differs where anything differs that could change the result: not where the data lie on this machine."""
+        content = self.model_dump(mode="json")
+        content["data"].pop("root")
+        content["training"].pop("loader_workers")
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def resolved(self, dataset: Dataset) -> RunConfig:
+        """With what was left open filled in from the dataset's recipe."""
+        recipe = dataset.recipe
+        data = self.data
+        filled = {
+            "spacing_mm": recipe.spacing_mm or "keep",
+            "intensity": recipe.intensity,
+            "window": recipe.window,
+            "crop_foreground": recipe.crop_foreground,
+            "patch": recipe.patch,
+            "inference_patch": data.patch or recipe.inference_patch,
+            "sampling": recipe.sampling,
+            "augmentation": recipe.augmentation,
+        }
+        open_data = {name: value for name, value in filled.items() if getattr(data, name) is None}
+        training = {
+            name: value
+            for name, value in {"epochs": recipe.epochs, "learning_rate": recipe.learning_rate}.items()
+            if getattr(self.training, name) is None
+        }
+        whole = self.model_copy(
+            update={
+                "data": data.model_copy(update=open_data),
+                "training": self.training.model_copy(update=training),
+            }
+        )
+        if whole.data.intensity == "window" and whole.data.window is None:
+            raise ConfigError("data.window must be two numbers, the ends of the window, for data.intensity = 'window'.")
+        return whole
+
+    def to_toml(self) -> str:
+        """As text that `read_config` reads back; what is None is left out."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+    def save(self, path: Path) -> None:
+        write_whole(path, self.to_toml().encode())
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "dice-ce": {"dice": 1.0, "ce": 1.0, "ace": {"weight": 0.0}},
+    "ce": {"dice": 0.0, "ce": 1.0, "ace": {"weight": 0.0}},
+    "hard-ace": {"dice": 1.0, "ce": 1.0, "ace": {"weight": 1.0, "kernel": "hard"}},
+    "soft-ace": {"dice": 1.0, "ce": 1.0, "ace": {"weight": 1.0, "kernel": "triangular"}},
+}
+"""Four of the paper's five methods as settings of the loss; the fifth, temperature scaling, follows a trained one."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    # A network and patches that two CPU cores train in minutes. Batch norm: the statistics of instance norm differ
+    # between small patches and whole images, which ruins calibration.
+    "small": {
+        "network": {
+            "options": {"init_filters": 8, "blocks_down": [1, 2, 2], "norm": "BATCH", "dsdepth": 2},
+        },
+        "training": {"epochs": 25, "learning_rate": 2e-3, "warmup_epochs": 1.0, "validate_every": 5},
+    },
+}
+
+
+def make_config(
+    *,
+    file: str | os.PathLike[str] | None = None,
+    dataset: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    method: str | None = None,
+    preset: str = "paper",
+    changes: Iterable[str] = (),
+) -> RunConfig:
+    """A configuration from a file, or from a dataset, a method and a preset; `changes` are key=value.
+
+    An unknown key or a wrong value is a ConfigError that names it.
+    """
+    one_of("preset", preset, tuple(PRESETS))
+    content = {} if file is None else _read_toml(Path(file))
+    name = method or content.get("method", "dice-ce")
+    one_of("method", name, tuple(METHODS))
+    loss = {"method": name, "loss": METHODS[name]}
+    given = {"dataset": dataset, "root": None if root is None else os.fspath(root)}
+    layers = [
+        PRESETS[preset],
+        loss,
+        content,
+        loss if method else {},
+        {"data": {key: value for key, value in given.items() if value is not None}},
+        *map(_change, changes),
+    ]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _merge(merged, layer)
+    return _validated(merged, "the configuration" if file is None else os.fspath(file))
+
+
+def read_config(path: str | os.PathLike[str]) -> RunConfig:
+    """A configuration from a TOML file alone."""
+    return make_config(file=path)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{path} must be a configuration file; {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} must be TOML; {error}.") from error
+
+
+def _change(text: str) -> dict[str, Any]:
+    """`loss.ace.weight=0.3` as nested dictionaries; the value is TOML, or text where it is not."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"a change must read key=value, as loss.ace.weight=0.3; got {text!r}.")
+    if key == "method":
+        raise ConfigError("the method must be given with --method, which sets the loss, too; got --set method.")
+    try:
+        read: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        read = value
+    for part in reversed(key.strip().split(".")):
+        read = {part: read}
+    return dict(read)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _validated(content: dict[str, Any], source: str) -> RunConfig:
+    for key in ("dataset", "root"):
+        if not content.get("data", {}).get(key):
+            raise ConfigError(
+                f"{source}: data.{key} must be given, with --{'data-' * (key == 'root')}{key} or in a file."
+            )
+    try:
+        return RunConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_sentence(error)}") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first of pydantic's findings, in our words."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = list(_keys(RunConfig))
+        near = get_close_matches(key, known, 1, 0.6) or [k for k in known if k.rsplit(".")[-1] == key.rsplit(".")[-1]]
+        return f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+    what = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{key}: {what[:1].lower()}{what[1:]}; got {first['input']!r}."
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(field.annotation, f"{prefix}{name}.")
+
+
+def _without_none(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _without_none(value) for key, value in content.items() if value is not None}
+    return content

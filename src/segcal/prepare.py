@@ -1,0 +1,264 @@
+"""Images made ready for a network, and its output brought back: turned, cropped, resampled, normalised.
+
+The way there: turn the axes to right, anterior, superior; cut to the foreground of the image; resample to the voxel
+size asked for; normalise intensities. The way back undoes the same steps, so that probabilities lie on the grid of the
+original image. Prepared images are kept on disk and mapped into memory, so that cutting a patch reads the patch alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nibabel
+import numpy as np
+import torch
+from nibabel.orientations import apply_orientation, io_orientation, ornt_transform
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from segcal.config import DataConfig
+from segcal.datasets import DataCase, Dataset
+from segcal.errors import FileError, GridError, LabelError
+from segcal.files import write_whole
+from segcal.measure import stamp
+
+Array = NDArray[Any]
+
+PREPARATION = 1  # raised when prepared files of before no longer fit
+MOST_FOREGROUND = 20_000  # voxels remembered of each class, to draw patches around
+OUTSIDE = 12.0  # logit of the background where the image was cut away; its probability is 1 to five digits
+_apply: Any = apply_orientation  # nibabel has no types
+_orientation: Any = io_orientation
+_between: Any = ornt_transform
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What it takes to go back."""
+
+    shape: tuple[int, int, int]
+    """Of the original image."""
+    orientation: tuple[tuple[float, float], ...]
+    """nibabel's, from the original axes to right, anterior, superior."""
+    box: tuple[tuple[int, int], ...]
+    """What was cut out, along the turned axes."""
+    affine: tuple[tuple[float, ...], ...]
+    """Of the original image."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedCase:
+    """One case as a network sees it."""
+
+    image: Array
+    """(channel, x, y, z), float32."""
+    labels: Array | None
+    """(x, y, z), indices of classes, uint8."""
+    foreground: Array
+    """Positions of labelled voxels, (voxel, 3); about as many of each class."""
+    geometry: Geometry
+
+
+class Volume(NamedTuple):
+    """A file's values, its affine, and the size of its voxels."""
+
+    values: Array
+    affine: Array
+    spacing_mm: Array
+    """As the header has it, which is right where an affine was never set (ACDC)."""
+
+
+def read_image(case: DataCase) -> Volume:
+    """All channels of a case on their own grid, (channel, x, y, z) float32."""
+    channels: list[Array] = []
+    first: Volume | None = None
+    for path in case.images:
+        volume = _read_volume(path)
+        first, values = first or volume, volume.values
+        stacked = np.moveaxis(values, 3, 0) if values.ndim == 4 else values[None]
+        if channels and stacked.shape[1:] != channels[0].shape[1:]:
+            raise GridError(
+                f"{case.name}: channels must have one shape; {case.images[0].name} is {channels[0].shape[1:]}, "
+                f"{path.name} is {stacked.shape[1:]}."
+            )
+        channels.extend(stacked)
+    if first is None:
+        raise FileError(f"{case.name} must have an image; it has no file.")
+    image = np.stack([np.asarray(channel, np.float32) for channel in channels])
+    if not np.isfinite(image).all():
+        raise FileError(f"{case.name}: the image must hold finite numbers; it has NaN or infinity.")
+    return first._replace(values=image)
+
+
+def read_labels(case: DataCase, dataset: Dataset) -> Array:
+    """Class indices of a case on its own grid, uint8."""
+    if case.label is None:
+        raise FileError(f"{case.name} must have labels; it has none.")
+    values = _read_volume(case.label).values
+    values = values[..., 0] if values.ndim == 4 and values.shape[3] == 1 else values
+    known = {value: index for index, value in enumerate(dataset.values)}
+    if dataset.regions is not None:
+        known |= {alias: known[meaning] for alias, meaning in dataset.regions.aliases if alias not in known}
+    labels = np.full(values.shape, 255, np.uint8)
+    for value, index in known.items():
+        labels[values == value] = index
+    if (labels == 255).any():
+        strange = np.unique(values[labels == 255])[:5].tolist()
+        raise LabelError(f"{case.name}: labels must be among {sorted(known)}; {case.label.name} holds {strange}.")
+    return labels
+
+
+def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels: bool = True) -> PreparedCase:
+    """Read and prepare one case."""
+    image, affine, spacing = read_image(case)
+    if len(image) != len(dataset.channels):
+        raise GridError(f"{case.name}: the image must have {len(dataset.channels)} channels; it has {len(image)}.")
+    original = image.shape[1:]
+    turn = _orientation(affine)
+    image = _turned(image, turn)
+    truth = None
+    if labels:
+        truth = read_labels(case, dataset)
+        if truth.shape != original:
+            raise GridError(f"{case.name}: labels must have the image's shape {original}; they have {truth.shape}.")
+        truth = _turned(truth[None], turn)[0]
+    box = _foreground_box(image, config) if config.crop_foreground else tuple((0, n) for n in image.shape[1:])
+    cut = tuple(slice(*ends) for ends in box)
+    size = _new_size([stop - start for start, stop in box], spacing[np.argsort(turn[:, 0])], config)
+    image = resample(torch.from_numpy(np.ascontiguousarray(image[:, *cut])), size).numpy()
+    if truth is not None:
+        cut_labels = torch.from_numpy(np.ascontiguousarray(truth[cut]))
+        truth = resample(cut_labels[None], size, nearest=True)[0].numpy()
+    x, y, z = original
+    orientation = tuple((float(axis), float(way)) for axis, way in turn)
+    geometry = Geometry((x, y, z), orientation, box, tuple(tuple(map(float, row)) for row in affine))
+    return PreparedCase(_normalised(image, config), truth, _foreground_voxels(truth), geometry)
+
+
+def restore(logits: Tensor, geometry: Geometry) -> Tensor:
+    """(class, x, y, z) logits of a prepared image on the grid of the original one.
+
+    Where the image was cut away there is background.
+    """
+    size = [stop - start for start, stop in geometry.box]
+    logits = resample(logits, size)
+    turn = np.array(geometry.orientation)
+    turned_shape = [geometry.shape[int(axis)] for axis in np.argsort(turn[:, 0])]
+    if turned_shape != size:
+        whole = logits.new_zeros(len(logits), *turned_shape)
+        whole[0] = OUTSIDE
+        whole[:, *(slice(*ends) for ends in geometry.box)] = logits
+        logits = whole
+    back = _between(np.array([[0, 1], [1, 1], [2, 1]]), turn)
+    return torch.from_numpy(np.ascontiguousarray(_turned(logits.numpy(), back)))
+
+
+def resample(values: Tensor, size: Any, *, nearest: bool = False) -> Tensor:
+    """(channel, x, y, z) on a grid of another size that fills the same space."""
+    if list(values.shape[1:]) == list(size):
+        return values
+    if nearest:
+        return F.interpolate(values[None].float(), size=list(size), mode="nearest-exact")[0].to(values.dtype)
+    return F.interpolate(values[None], size=list(size), mode="trilinear", align_corners=False)[0]
+
+
+class PreparedStore:
+    """Prepared cases on disk, made when first asked for, and made anew when their files or settings change."""
+
+    def __init__(self, folder: Path, dataset: Dataset, config: DataConfig) -> None:
+        self.folder, self.dataset, self.config = folder, dataset, config
+
+    def get(self, case: DataCase) -> PreparedCase:
+        """A case, mapped into memory."""
+        stem = self.folder / self._key(case)
+        if not stem.with_suffix(".json").exists():
+            self._make(case, stem)
+        content = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+        image, labels, foreground = (np.load(f"{stem}.{part}.npy", mmap_mode="r") for part in PARTS)
+        return PreparedCase(image, labels, foreground, geometry_from(content))
+
+    def _make(self, case: DataCase, stem: Path) -> None:
+        prepared = prepare_case(case, self.dataset, self.config)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for part in PARTS:
+            content = io.BytesIO()
+            np.save(content, getattr(prepared, part), allow_pickle=False)
+            write_whole(stem.with_name(f"{stem.name}.{part}.npy"), content.getvalue())
+        # Last: where it stands, the others stand whole.
+        write_whole(stem.with_suffix(".json"), json.dumps(asdict(prepared.geometry)).encode())
+
+    def _key(self, case: DataCase) -> str:
+        settings = self.config.model_dump(mode="json", include={"spacing_mm", "intensity", "window", "crop_foreground"})
+        files = [stamp(path) for path in (*case.images, *([case.label] if case.label else []))]
+        content = json.dumps([PREPARATION, case.name, files, settings, self.dataset.values], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
+PARTS = ("image", "labels", "foreground")
+
+
+def geometry_from(content: dict[str, Any]) -> Geometry:
+    """From the JSON of `asdict`."""
+    x, y, z = content["shape"]
+    orientation, box, affine = (tuple(map(tuple, content[name])) for name in ("orientation", "box", "affine"))
+    return Geometry((x, y, z), orientation, box, affine)
+
+
+def _read_volume(path: Path) -> Volume:
+    try:
+        image: Any = nibabel.load(path)
+        return Volume(np.asanyarray(image.dataobj), image.affine, np.array(image.header.get_zooms()[:3], np.float64))
+    except Exception as error:  # nibabel, gzip and zlib raise all kinds of errors on a broken file
+        raise FileError(f"{path} must be a volume that can be read; {error}.") from error
+
+
+def _turned(values: Array, turn: Array) -> Array:
+    """(channel, x, y, z) with its axes turned."""
+    turned: Array = np.moveaxis(_apply(np.moveaxis(values, 0, 3), turn), 3, 0)
+    return turned
+
+
+def _foreground_box(image: Array, config: DataConfig) -> tuple[tuple[int, int], ...]:
+    """Where any channel is not empty: above the window's lower end for CT, not zero otherwise."""
+    threshold = config.window[0] if config.intensity == "window" and config.window else None
+    inside = (image != 0).any(0) if threshold is None else (image > threshold).any(0)
+    if not inside.any():
+        return tuple((0, n) for n in image.shape[1:])
+    along = [np.flatnonzero(np.any(inside, axis=others)) for others in ((1, 2), (0, 2), (0, 1))]
+    return tuple((int(found[0]), int(found[-1]) + 1) for found in along)
+
+
+def _new_size(shape: list[int], spacing: Array, config: DataConfig) -> list[int]:
+    wanted = config.spacing_mm
+    if wanted is None or wanted == "keep":
+        return shape
+    return [max(1, round(n * old / new)) for n, old, new in zip(shape, spacing, wanted, strict=True)]
+
+
+def _normalised(image: Array, config: DataConfig) -> Array:
+    if config.intensity == "window":
+        low, high = config.window or (0.0, 1.0)
+        return ((np.clip(image, low, high) - low) / (high - low)).astype(np.float32)
+    result = np.zeros_like(image)
+    for channel, into in zip(image, result, strict=True):
+        inside = channel != 0
+        if inside.any():
+            values = channel[inside].astype(np.float64)
+            into[inside] = (values - values.mean()) / (values.std() or 1.0)
+    return result
+
+
+def _foreground_voxels(labels: Array | None) -> Array:
+    if labels is None:
+        return np.zeros((0, 3), np.int32)
+    found = []
+    for index in range(1, int(labels.max()) + 1):
+        voxels = np.argwhere(labels == index)
+        found.append(voxels[:: max(1, len(voxels) // MOST_FOREGROUND)])
+    return np.concatenate(found).astype(np.int32) if found else np.zeros((0, 3), np.int32)

@@ -1,0 +1,233 @@
+"""A trained run put to work: probability maps on the grid of the images, or measured on the spot and never stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import nibabel
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import segcal
+from segcal.checkpoint import BEST, load_checkpoint
+from segcal.config import RunConfig, read_config
+from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
+from segcal.errors import ConfigError, FileError, SegcalError, one_of
+from segcal.files import locked, write_whole
+from segcal.inference import build_network, measure_logits, measuring_options, predict_logits
+from segcal.measure import CaseSums, stamp
+from segcal.prepare import prepare_case, read_labels, restore
+from segcal.results import Failure, Outcome, stack_cases, write_results
+from segcal.scaling import Temperature
+from segcal.volumes import Pairing
+
+_Image: Any = nibabel.Nifti1Image  # nibabel has no types
+Side = Literal["train", "validation", "test", "all"]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained run, ready to predict."""
+
+    folder: Path
+    config: RunConfig
+    dataset: Dataset
+    split: Split
+    network: nn.Module
+    device: torch.device
+    fingerprint: str
+    """Of the weights, so that results of another training are not taken for this one's."""
+
+    def cases(self, side: Side) -> list[DataCase]:
+        """The cases of a side of the split; "all" has those without labels, too."""
+        if side == "all":
+            return [*self.dataset.cases, *self.dataset.unlabelled]
+        names = set(getattr(self.split, side))
+        return [case for case in self.dataset.cases if case.name in names]
+
+    def logits(self, case: DataCase, calibrator: Temperature | None = None) -> Tensor:
+        """(class, x, y, z) on the grid of the original image, calibrated if asked for."""
+        prepared = prepare_case(case, self.dataset, self.config.data, labels=False)
+        logits = predict_logits(self.network, torch.from_numpy(prepared.image), self.config, self.device)
+        restored = restore(logits, prepared.geometry)
+        return restored if calibrator is None else calibrator.transform(restored)
+
+    def logits_and_labels(self, side: Side) -> Iterator[tuple[Tensor, Tensor]]:
+        """(class, voxel) logits and (voxel) class indices of each case, as calibrators take them."""
+        for case in self.cases(side):
+            labels = torch.from_numpy(read_labels(case, self.dataset))
+            yield self.logits(case).flatten(1), labels.flatten()
+
+
+def load_run(
+    folder: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None, checkpoint: str = BEST
+) -> Run:
+    """A run that `train` wrote; `root` says where its data lie now, if they have moved."""
+    folder = Path(folder)
+    if not (folder / "config.toml").is_file():
+        raise FileError(f"{folder} must be the folder of a run; it has no config.toml.")
+    config = read_config(folder / "config.toml")
+    dataset = open_dataset(config.data.dataset, root or config.data.root)
+    network = build_network(config, dataset)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    path = folder / checkpoint
+    if not path.is_file():
+        raise FileError(f"{folder} must hold a trained network; it has no {checkpoint} yet. Train it first.")
+    weights = load_checkpoint(path, device)["network"]
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise FileError(f"{path} must fit the network of config.toml; {str(error).splitlines()[0]}") from error
+    split = read_split(folder / "split.txt", dataset)
+    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return Run(folder, config, dataset, split, network.to(device).eval(), device, fingerprint)
+
+
+def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]:
+    """Images in a folder as cases without labels: NAME.nii.gz, or NAME_0000.nii.gz and so on for several channels."""
+    files = sorted(path for path in Path(folder).glob("*.nii*") if path.name.endswith((".nii", ".nii.gz")))
+    cases: dict[str, list[Path]] = {}
+    for path in files:
+        stem = path.name.split(".nii")[0]
+        name = re.sub(r"_\d{4}$", "", stem)
+        cases.setdefault(name, []).append(path)
+    if not cases:
+        raise FileError(f"{folder} must hold images, as NAME.nii.gz; it holds none.")
+    for name, paths in cases.items():
+        if len(paths) not in (1, channels):
+            raise FileError(f"{folder}: {name} must have {channels} files, one for each channel; it has {len(paths)}.")
+    return [DataCase(name, name, tuple(paths), None) for name, paths in cases.items()]
+
+
+def predict(
+    run: Run,
+    out: str | os.PathLike[str],
+    *,
+    side: Side = "test",
+    cases: Sequence[DataCase] | None = None,
+    content: Literal["probabilities", "logits"] = "probabilities",
+    dtype: Literal["float32", "float16"] = "float32",
+    calibrator: Temperature | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Path]:
+    """Write a map (x, y, z, class) for each case, NAME.nii.gz on the grid of its image; those that are there stay.
+
+    The cases are those of a side of the split, or the ones given.
+    NIfTI has no half precision: float16 is stored as 16-bit integers with a scale, in steps of 1/65535.
+    """
+    one_of("content", content, ("probabilities", "logits"))
+    one_of("dtype", dtype, ("float32", "float16"))
+    if content == "logits" and dtype == "float16":
+        raise ConfigError("logits must be written as float32; 16 bits are for probabilities.")
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    cases = run.cases(side) if cases is None else cases
+    paths = []
+    with locked(out / ".lock", out):
+        done = _Ledger(out / "predictions.json")
+        for i, case in enumerate(cases):
+            path = out / f"{case.name}.nii.gz"
+            key = _key(run, case, calibrator, content, dtype)
+            if not (path.exists() and done.get(case.name) == key):
+                logits = run.logits(case, calibrator)
+                values = logits.softmax(0) if content == "probabilities" else logits
+                _write_map(path, values, case, dtype)
+                done.set(case.name, key)
+            paths.append(path)
+            progress(i + 1, len(cases))
+    return paths
+
+
+def evaluate_run(
+    run: Run,
+    out: str | os.PathLike[str],
+    *,
+    side: Side = "test",
+    calibrator: Temperature | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Evaluate a run on the original grid, one case in memory, no map stored; writes what `segcal evaluate` writes.
+
+    Stopped and started again, cases that are done are not predicted again.
+    """
+    out = Path(out)
+    options = measuring_options(run.dataset, run.config)
+    (out / ".parts").mkdir(parents=True, exist_ok=True)
+    cases = [case for case in run.cases(side) if case.label is not None]
+    parts: dict[str, Path] = {}
+    failures: list[Failure] = []
+    with locked(out / ".parts" / ".lock", out):
+        for i, case in enumerate(cases):
+            part = out / ".parts" / f"{_key(run, case, calibrator, 'sums', str(options))}.npz"
+            try:
+                if not part.exists():
+                    labels = read_labels(case, run.dataset)
+                    sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
+                    sums.save(part, case.name, [*case.images, *([case.label] if case.label else [])])
+                parts[case.name] = part
+            except SegcalError as error:
+                failures.append(Failure(case.name, type(error).__name__, str(error)))
+            progress(i + 1, len(cases))
+        evaluation = stack_cases(list(parts), lambda name: CaseSums.load(parts[name]), options) if parts else None
+        if evaluation is not None:
+            evaluation.provenance["run"] = {
+                "config": run.config.model_dump(mode="json"), "side": side, "weights": run.fingerprint,
+                "calibrator": calibrator and repr(calibrator), "split_note": run.split.note,
+            }  # fmt: skip
+        outcome = Outcome(evaluation, sorted(failures), Pairing(()))
+        write_results(outcome, options, out)
+        for path in (out / ".parts").glob("*.npz"):
+            if path not in parts.values():
+                path.unlink()
+    return outcome
+
+
+class _Ledger:
+    """Which results are whole, and of what: a JSON file written after each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.content: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except ValueError:
+            self.content = {}
+
+    def get(self, name: str) -> str | None:
+        return self.content.get(name)
+
+    def set(self, name: str, key: str) -> None:
+        self.content[name] = key
+        write_whole(self.path, json.dumps(self.content, indent=2, sort_keys=True).encode())
+
+
+def _key(run: Run, case: DataCase, calibrator: Temperature | None, *what: str) -> str:
+    """Names a result: other weights, files, settings or another calibrator give another key."""
+    files = [stamp(path) for path in (*case.images, *([case.label] if case.label else []))]
+    content = [segcal.__version__, run.fingerprint, run.config.hash, case.name, files, what, repr(calibrator)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _write_map(path: Path, values: Tensor, case: DataCase, dtype: str) -> None:
+    """(class, x, y, z) as a NIfTI file (x, y, z, class) with the header of the case's image."""
+    source: Any = nibabel.load(case.images[0])
+    array = np.moveaxis(values.numpy(), 0, 3)
+    if dtype == "float16":
+        image = _Image(np.round(array * 65535).astype(np.uint16), source.affine)
+        image.header.set_slope_inter(1 / 65535, 0)
+    else:
+        image = _Image(array.astype(np.float32), source.affine)
+    image.header.set_zooms((*source.header.get_zooms()[:3], 1))
+    image.header.set_xyzt_units(*source.header.get_xyzt_units())
+    for code in ("qform", "sform"):
+        image.header[f"{code}_code"] = int(source.header[f"{code}_code"])
+    partial = path.with_name(f".{path.name.removesuffix('.nii.gz')}.writing.nii.gz")
+    nibabel.save(image, partial)
+    os.replace(partial, path)

@@ -1,0 +1,150 @@
+"""Patches for training: which, where and how altered follows from seed, epoch and index alone.
+
+So an epoch is the same whether the run was interrupted before it or not, and however many processes draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from monai import transforms
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from segcal.config import RunConfig
+from segcal.datasets import DataCase
+from segcal.distributed import Processes
+from segcal.prepare import PreparedCase, PreparedStore
+
+FOREGROUND_SHARE = 0.5  # of patches drawn around a labelled voxel
+LARGEST_SEED = 2**32
+
+
+class Patches(Dataset[tuple[Tensor, Tensor]]):
+    """Item (epoch, i) is a patch of case i (modulo the cases): image (channel, x, y, z) and class indices."""
+
+    def __init__(self, cases: Sequence[DataCase], store: PreparedStore, config: RunConfig) -> None:
+        self.cases, self.store, self.config = cases, store, config
+
+    def __getitem__(self, where: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        epoch, index = where
+        data = self.config.data
+        random = np.random.default_rng([self.config.seed, 1, epoch, index])
+        prepared = self.store.get(self.cases[index % len(self.cases)])
+        assert data.patch is not None  # resolved
+        assert prepared.labels is not None  # training cases have them
+        start = patch_start(prepared, data.patch, random, around_foreground=data.sampling == "foreground")
+        image = torch.from_numpy(cut_patch(prepared.image, start, data.patch))
+        labels = torch.from_numpy(cut_patch(prepared.labels[None], start, data.patch))
+        alter = augmentation(data.augmentation or "none", data.patch)
+        alter.set_random_state(seed=int(random.integers(LARGEST_SEED)))
+        altered: Any = alter({"image": image, "labels": labels.float()})
+        image, labels = (torch.as_tensor(altered[key]) for key in ("image", "labels"))
+        return image.float().contiguous(), labels[0].round().to(torch.uint8)
+
+
+def patch_start(
+    prepared: PreparedCase, patch: Sequence[int], random: np.random.Generator, *, around_foreground: bool
+) -> list[int]:
+    """First voxel of a patch along each axis; negative where the patch is larger than the image."""
+    shape = prepared.image.shape[1:]
+    starts = []
+    centre = None
+    if around_foreground and len(prepared.foreground) and random.random() < FOREGROUND_SHARE:
+        centre = prepared.foreground[random.integers(len(prepared.foreground))]
+    for axis, (size, width) in enumerate(zip(shape, patch, strict=True)):
+        if size <= width:
+            starts.append(-((width - size) // 2))
+        elif centre is None:
+            starts.append(int(random.integers(size - width + 1)))
+        else:
+            starts.append(int(min(max(centre[axis] - width // 2, 0), size - width)))
+    return starts
+
+
+def cut_patch(values: NDArray[Any], start: Sequence[int], patch: Sequence[int]) -> NDArray[Any]:
+    """(channel, x, y, z) of a patch; zeros where it reaches beyond the image."""
+    result = np.zeros((len(values), *patch), values.dtype)
+    inside, into = [], []
+    for first, width, size in zip(start, patch, values.shape[1:], strict=True):
+        low, high = max(first, 0), min(first + width, size)
+        inside.append(slice(low, high))
+        into.append(slice(low - first, high - first))
+    result[:, *into] = values[:, *inside]
+    return result
+
+
+@lru_cache(maxsize=4)
+def augmentation(name: str, patch: tuple[int, int, int]) -> transforms.Compose:
+    """The paper's random changes of patches, by MONAI."""
+    both, modes = ("image", "labels"), ("bilinear", "nearest")
+    if name == "none":
+        return transforms.Compose([])
+    if name == "affine":
+        affine = transforms.RandAffined(
+            both,
+            prob=0.5,
+            rotate_range=(0.1,) * 3,
+            shear_range=(0.1,) * 3,
+            translate_range=tuple(0.1 * width for width in patch),
+            scale_range=(0.1,) * 3,
+            mode=modes,
+            padding_mode="zeros",
+        )
+        return transforms.Compose([affine])
+    turn = math.radians(15)
+    return transforms.Compose(
+        [
+            transforms.RandZoomd(both, prob=0.3, min_zoom=0.7, max_zoom=1.5, mode=("trilinear", "nearest")),
+            transforms.RandRotated(both, turn, turn, turn, prob=0.3, mode=modes, padding_mode="zeros"),
+            transforms.RandGaussianNoised("image", prob=0.2, std=0.1),
+            transforms.RandGaussianSmoothd("image", (0.5, 1.15), (0.5, 1.15), (0.5, 1.15), prob=0.2),
+            transforms.RandAdjustContrastd("image", prob=0.3, gamma=(0.7, 1.5)),
+            transforms.RandFlipd(both, prob=0.5, spatial_axis=0),
+        ]
+    )
+
+
+class EpochOrder(Sampler[tuple[int, int]]):
+    """The items of an epoch in random order, those of this process; as many for each, the first ones again if need be.
+
+    Set `epoch` before iterating.
+    """
+
+    def __init__(self, items: int, seed: int, batch_size: int, processes: Processes) -> None:
+        self.items, self.seed, self.processes = items, seed, processes
+        together = batch_size * processes.world
+        self.total = -(-items // together) * together  # whole batches: a batch of one would spoil batch norm
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        order = np.random.default_rng([self.seed, 0, self.epoch]).permutation(self.items)
+        filled = np.resize(order, self.total).tolist()
+        return iter([(self.epoch, index) for index in self.processes.share(filled)])
+
+    def __len__(self) -> int:
+        return self.total // self.processes.world
+
+
+def patch_loader(
+    cases: Sequence[DataCase], store: PreparedStore, config: RunConfig, processes: Processes
+) -> tuple[DataLoader[tuple[Tensor, Tensor]], EpochOrder]:
+    """Batches of patches, and the order whose epoch is to be set."""
+    training = config.training
+    order = EpochOrder(len(cases) * training.patches_per_case, config.seed, training.batch_size, processes)
+    loader = DataLoader(
+        Patches(cases, store, config),
+        batch_size=training.batch_size,
+        sampler=order,
+        num_workers=training.loader_workers,
+        multiprocessing_context="spawn" if training.loader_workers else None,
+        persistent_workers=bool(training.loader_workers),
+        pin_memory=processes.device.type == "cuda",
+    )
+    return loader, order
