@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from segcal import ConfigError, Evaluation, ace, bin_statistics, ece, evaluate, mce
 from segcal.cli import app
+from segcal.measure import Options, measure_voxels
 
 SHAPE = (9, 8, 7)
 AFFINE = np.diag([1.0, 1.0, 2.5, 1.0])
@@ -386,3 +387,11 @@ def test_two_processes_do_not_write_one_folder(folder):
     assert "another process" in result.output
     with pytest.raises(ConfigError, match="workers"):
         evaluate(folder / "predictions", folder / "labels", folder / "out", workers=0)
+
+
+def test_logits_too_near_for_their_probabilities_still_decide():
+    logits = np.array([[1.0], [np.nextafter(np.float32(1), np.float32(2))], [-3.0]], np.float32)
+    sums = measure_voxels(logits, np.array([1], np.uint8), Options(logits=True))
+    assert sums.overlap.tolist() == [[0, 1, 0], [0, 1, 0], [0, 1, 0]]  # predicted, true, both
+    cooler = measure_voxels(logits / np.float32(1.5), np.array([1], np.uint8), Options(logits=True))
+    assert cooler.overlap.tolist() == sums.overlap.tolist()

@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -227,3 +228,28 @@ def test_the_command_refuses_with_a_sentence(tmp_path):
     done = CliRunner().invoke(app, ["compare", str(tmp_path / "no"), "--out", str(tmp_path)])
     assert done.exit_code == 2
     assert done.stderr.startswith("FileError: an evaluation must be a folder")
+
+
+def test_the_report_verb_writes_a_page_with_maps(tmp_path):
+    generator = np.random.default_rng(0)
+    predictions, labels = tmp_path / "predictions", tmp_path / "labels"
+    for folder in (predictions, labels):
+        folder.mkdir()
+    for name in ("a", "b"):
+        probability = generator.uniform(size=(8, 9, 10)).astype(np.float32)
+        nibabel.save(
+            nibabel.Nifti1Image(np.stack([1 - probability, probability], 3), np.eye(4)), predictions / f"{name}.nii.gz"
+        )
+        truth = (generator.uniform(size=(8, 9, 10)) < probability).astype(np.uint8)
+        nibabel.save(nibabel.Nifti1Image(truth, np.eye(4)), labels / f"{name}.nii.gz")
+    segcal.evaluate(predictions, labels, tmp_path / "net")
+    command = ["report", str(tmp_path / "net"), "--out", str(tmp_path / "page" / "report.html"), "--title", "A <title>"]
+    maps = ["--predictions", str(predictions), "--labels", str(labels), "--worst", "1"]
+    done = CliRunner().invoke(app, [*command, *maps])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
+    assert "A &lt;title&gt;" in page
+    assert page.count("data:image/png;base64,") == 1
+    done = CliRunner().invoke(app, [*command, "--labels", str(labels)])
+    assert done.exit_code == 2
+    assert "maps need --labels and one --predictions for each of 1 evaluations" in done.stderr

@@ -1,80 +1,93 @@
+"""The main job in one command, on the phantom, with trainings of one epoch."""
+
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
+from layouts import write_decathlon
 from typer.testing import CliRunner
 
-from segcal import __version__
+import segcal.demo
+from segcal import Evaluation, __version__
 from segcal.cli import app
-from segcal.demo import METHODS, run_demo
+from segcal.datasets import make_phantom
 
-FAST = ["demo", "--steps", "2", "--repeats", "1"]
-
-
-@pytest.fixture
-def runner() -> CliRunner:
-    return CliRunner()
+METHODS = ["dice-ce", "dice-ce, temperature", "hard-ace", "soft-ace"]
 
 
-def test_the_demo_measures_every_method():
-    results = run_demo(steps=2, repeats=1)
-    assert [result.method for result in results] == list(METHODS)
-    assert all(0 <= number <= 1 for result in results for number in result[1:])
+@pytest.fixture(scope="module", autouse=True)
+def few_cases():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segcal.demo, "make_phantom", partial(make_phantom, cases=10))
+        yield
 
 
-def test_the_demo_repeats_itself_and_another_seed_does_not():
-    first, again, other = (run_demo(steps=1, repeats=1, seed=seed) for seed in (0, 0, 1))
-    assert first == again
-    assert first != other
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "out"
+    done = CliRunner().invoke(app, ["demo", "--out", str(out), "--epochs", "1"])
+    assert done.exit_code == 0, done.output
+    return out, done
 
 
-def test_the_demo_tells_what_it_does():
-    told: list[str] = []
-    run_demo(steps=1, repeats=2, progress=told.append)
-    assert told == [f"{method}: network {number} of 2" for method in METHODS for number in (1, 2)]
+def test_every_method_is_compared_on_the_test_cases(demo):
+    out, done = demo
+    rows = list(csv.DictReader((out / "comparison.csv").read_text().splitlines()))
+    assert list(dict.fromkeys(row["method"] for row in rows)) == METHODS
+    assert all(method in done.stdout for method in METHODS)
+    tested = {line.split()[1] for line in (out / "runs/dice-ce/split.txt").read_text().splitlines() if "test" in line}
+    assert len(tested) == 6  # of ten
+    assert set(Evaluation.load(out / "evaluations/hard-ace/evaluation.npz").cases) == tested
 
 
-def test_the_calibration_term_lowers_the_calibration_error():
-    baseline, *with_ace = run_demo(steps=60, repeats=1)
-    assert all(result.ace < baseline.ace for result in with_ace)
+def test_a_temperature_leaves_dice_as_it_is_and_lowers_the_likelihood_loss_it_was_fitted_on(demo):
+    out, _ = demo
+    plain, scaled = (Evaluation.load(out / f"evaluations/{name}/evaluation.npz") for name in ("dice-ce", "temperature"))
+    assert torch.equal(plain.overlap.predicted, scaled.overlap.predicted)
+    fitted = json.loads((out / "runs/dice-ce/temperature.json").read_text())
+    assert fitted["nll_after"] <= fitted["nll_before"]
 
 
-def test_json_goes_to_stdout_alone(runner):
-    result = runner.invoke(app, [*FAST, "--json"])
-    assert result.exit_code == 0
-    rows = json.loads(result.stdout)
-    assert [row["method"] for row in rows] == list(METHODS)
-    assert all(set(row) == {"method", "dice", "ace", "ece", "mce"} for row in rows)
+def test_the_report_is_there_and_tells_of_every_method(demo):
+    page = (demo[0] / "report.html").read_text(encoding="utf-8")
+    assert all(method in page for method in METHODS)
 
 
-def test_a_table_names_every_method(runner):
-    result = runner.invoke(app, FAST)
-    assert result.exit_code == 0
-    assert all(method in result.stdout for method in METHODS)
+def test_started_again_it_trains_nothing_and_finds_the_same(demo):
+    out, _ = demo
+    before = (out / "comparison.csv").read_text()
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*.pt")}
+    done = CliRunner().invoke(app, ["demo", "--out", str(out), "--epochs", "1", "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["methods"] == METHODS
+    assert (out / "comparison.csv").read_text() == before
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*.pt")} == stamps
 
 
-def test_the_demo_is_the_public_function(runner):
-    rows = json.loads(runner.invoke(app, [*FAST, "--seed", "3", "--json"]).stdout)
-    expected = run_demo(steps=2, repeats=1, seed=3)
-    torch.testing.assert_close([row["ace"] for row in rows], [result.ace for result in expected])
+def test_it_takes_a_decathlon_task_of_the_users(tmp_path):
+    root = write_decathlon(tmp_path / "data")
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--dataset", str(root), "--epochs", "1"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out/report.html").exists()
+    assert not (tmp_path / "out/phantom").exists()
 
 
-@pytest.mark.parametrize("arguments", [["demo", "--steps", "0"], ["demo", "--colour"], ["dance"]])
-def test_misuse_ends_with_two(runner, arguments):
-    assert runner.invoke(app, arguments).exit_code == 2
+def test_a_folder_that_is_no_task_is_refused(tmp_path):
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--dataset", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "FileError" in done.stderr
 
 
-def test_the_version_is_printed(runner):
-    assert runner.invoke(app, ["--version"]).stdout.strip() == __version__
+def test_the_version_is_printed():
+    done = subprocess.run([sys.executable, "-m", "segcal", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == __version__
 
 
-def test_python_m_segcal_is_segcal():
-    done = subprocess.run(
-        [sys.executable, "-m", "segcal", "--help"], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "demo" in done.stdout
-    assert "Usage: segcal" in done.stdout
+def test_a_wrong_option_is_misuse():
+    assert CliRunner().invoke(app, ["demo", "--epochs", "0"]).exit_code == 2

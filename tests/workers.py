@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -49,3 +50,23 @@ def train_together(rank: int, folder: Path) -> None:
         optimizer.step()
     torch.save({"gradients": gradients, "losses": losses}, folder / f"{rank}.pt")
     destroy_process_group()
+
+
+def train_under_torchrun(folder: Path, arguments: list[str]) -> None:
+    """The command `segcal train` in one of torchrun's processes; each writes the weights that it ends with."""
+    from segcal.cli import app
+    from segcal.training import loop
+
+    run = loop._Training.run
+
+    def run_and_keep(training: loop._Training, progress: loop.Progress) -> loop.TrainedRun:
+        done = run(training, progress)
+        torch.save(training.network.state_dict(), folder / f"{training.team.rank}.pt")
+        return done
+
+    loop._Training.run = run_and_keep  # type: ignore[method-assign]
+    app(arguments)
+
+
+if __name__ == "__main__":
+    train_under_torchrun(Path(sys.argv[1]), sys.argv[2:])

@@ -14,10 +14,10 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from segcal.binning import MOST_BINS, Binning, Kernel
 from segcal.datasets import Dataset
@@ -25,7 +25,18 @@ from segcal.errors import ConfigError, FileError, one_of
 from segcal.files import write_whole
 from segcal.losses import AbsentClasses, EmptyBins, SegmentationLoss
 
-Triple = tuple[int, int, int]
+Voxels = Annotated[int, Field(ge=1)]
+Triple = tuple[Voxels, Voxels, Voxels]
+Millimetres = Annotated[float, Field(gt=0)]
+
+
+def _ordered(window: tuple[float, float]) -> tuple[float, float]:
+    if window[0] >= window[1]:
+        raise ValueError("must be the lower end and the upper one")
+    return window
+
+
+Window = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
 class _Section(BaseModel):
@@ -40,9 +51,9 @@ class DataConfig(_Section):
     split: str | None = None
     """A split file; None: the dataset's own split, drawn with `split_seed`."""
     split_seed: int = 0
-    spacing_mm: tuple[float, float, float] | Literal["keep"] | None = None
+    spacing_mm: tuple[Millimetres, Millimetres, Millimetres] | Literal["keep"] | None = None
     intensity: Literal["zscore", "window"] | None = None
-    window: tuple[float, float] | None = None
+    window: Window | None = None
     crop_foreground: bool | None = None
     patch: Triple | None = None
     inference_patch: Triple | None = None
@@ -51,18 +62,26 @@ class DataConfig(_Section):
     augmentation: Literal["affine", "brats", "none"] | None = None
 
 
+PAPER_NETWORK: dict[str, Any] = {
+    "init_filters": 32,
+    "blocks_down": [1, 2, 2, 4, 4],
+    "norm": "INSTANCE",
+    "dsdepth": 4,
+}
+
+
 class NetworkConfig(_Section):
-    """A network of `monai.networks.nets` by name, and its arguments."""
+    """A network of `monai.networks.nets` by name, and its arguments; those of the paper's network are its defaults."""
 
     name: str = "SegResNetDS"
-    options: dict[str, Any] = Field(
-        default_factory=lambda: {
-            "init_filters": 32,
-            "blocks_down": [1, 2, 2, 4, 4],
-            "norm": "INSTANCE",
-            "dsdepth": 4,
-        }
-    )
+    options: dict[str, Any] = Field(default_factory=lambda: dict(PAPER_NETWORK))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _another_network_has_other_options(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("name", "SegResNetDS") != "SegResNetDS":
+            return {"options": {}} | content
+        return content
 
 
 class AceConfig(_Section):
@@ -118,6 +137,9 @@ class EvaluationConfig(_Section):
     bins: int = Field(default=20, ge=1, le=12_000)
 
 
+NO_MATTER = ("data.root", "training.loader_workers")  # to what a run learns
+
+
 class RunConfig(_Section):
     """Everything that decides what a run learns."""
 
@@ -133,8 +155,9 @@ class RunConfig(_Section):
     def hash(self) -> str:
         """Differs where anything differs that could change the result: not where the data lie on this machine."""
         content = self.model_dump(mode="json")
-        content["data"].pop("root")
-        content["training"].pop("loader_workers")
+        for key in NO_MATTER:
+            section, name = key.split(".")
+            content[section].pop(name)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def resolved(self, dataset: Dataset) -> RunConfig:
@@ -157,9 +180,10 @@ class RunConfig(_Section):
             for name, value in {"epochs": recipe.epochs, "learning_rate": recipe.learning_rate}.items()
             if getattr(self.training, name) is None
         }
+        paths = {key: os.path.abspath(path) for key in ("root", "split") if (path := getattr(data, key))}
         whole = self.model_copy(
             update={
-                "data": data.model_copy(update=open_data),
+                "data": data.model_copy(update=open_data | paths),
                 "training": self.training.model_copy(update=training),
             }
         )
@@ -185,11 +209,12 @@ METHODS: dict[str, dict[str, Any]] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    # A network and patches that two CPU cores train in minutes. Batch norm: the statistics of instance norm differ
-    # between small patches and whole images, which ruins calibration.
+    # What two CPU cores train in minutes. Batch norm: the statistics of instance norm differ between small patches and
+    # whole images, which ruins calibration.
     "small": {
         "network": {
-            "options": {"init_filters": 8, "blocks_down": [1, 2, 2], "norm": "BATCH", "dsdepth": 2},
+            "name": "UNet",
+            "options": {"channels": [16, 32, 64], "strides": [2, 2], "num_res_units": 1, "norm": "BATCH"},
         },
         "training": {"epochs": 25, "learning_rate": 2e-3, "warmup_epochs": 1.0, "validate_every": 5},
     },
@@ -215,16 +240,22 @@ def make_config(
     one_of("method", name, tuple(METHODS))
     loss = {"method": name, "loss": METHODS[name]}
     given = {"dataset": dataset, "root": None if root is None else os.fspath(root)}
+    changed: dict[str, Any] = {}
+    for change in changes:
+        changed = _merge(changed, _change(change))
     layers = [
+        {"network": {"name": "SegResNetDS", "options": PAPER_NETWORK}},
         PRESETS[preset],
         loss,
         content,
         loss if method else {},
         {"data": {key: value for key, value in given.items() if value is not None}},
-        *map(_change, changes),
+        changed,
     ]
     merged: dict[str, Any] = {}
     for layer in layers:
+        if _network_name(layer) not in (None, _network_name(merged)):
+            merged.pop("network", None)  # the options of one network mean nothing to another
         merged = _merge(merged, layer)
     return _validated(merged, "the configuration" if file is None else os.fspath(file))
 
@@ -246,6 +277,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _change(text: str) -> dict[str, Any]:
     """`loss.ace.weight=0.3` as nested dictionaries; the value is TOML, or text where it is not."""
     key, equals, value = text.partition("=")
+    key = key.strip()
     if not equals or not all(key.split(".")):
         raise ConfigError(f"a change must read key=value, as loss.ace.weight=0.3; got {text!r}.")
     if key == "method":
@@ -254,9 +286,14 @@ def _change(text: str) -> dict[str, Any]:
         read: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         read = value
-    for part in reversed(key.strip().split(".")):
+    for part in reversed(key.split(".")):
         read = {part: read}
     return dict(read)
+
+
+def _network_name(content: Mapping[str, Any]) -> Any:
+    network = content.get("network")
+    return network.get("name") if isinstance(network, Mapping) else None
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,21 +305,26 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _validated(content: dict[str, Any], source: str) -> RunConfig:
+    data = content.get("data")
     for key in ("dataset", "root"):
-        if not content.get("data", {}).get(key):
+        if isinstance(data, Mapping) and not data.get(key):
             raise ConfigError(
                 f"{source}: data.{key} must be given, with --{'data-' * (key == 'root')}{key} or in a file."
             )
     try:
-        return RunConfig.model_validate(content)
+        config = RunConfig.model_validate(content)
+        config.loss.build()  # refuses settings that do not go together
     except ValidationError as error:
         raise ConfigError(f"{source}: {_sentence(error)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: loss: {error}") from None
+    return config
 
 
 def _sentence(error: ValidationError) -> str:
     """The first of pydantic's findings, in our words."""
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(part for part in map(str, first["loc"]) if "[" not in part)  # pydantic's names of types
     if first["type"] == "extra_forbidden":
         known = list(_keys(RunConfig))
         near = get_close_matches(key, known, 1, 0.6) or [k for k in known if k.rsplit(".")[-1] == key.rsplit(".")[-1]]

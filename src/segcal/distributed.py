@@ -51,6 +51,12 @@ class Processes:
             distributed.all_reduce(values)
         return values / self.world
 
+    def agree(self, network: nn.Module) -> None:
+        """Take over the first process's buffers: each one's batch norm has seen other patches."""
+        if self.world > 1:
+            for buffer in network.buffers():
+                distributed.broadcast(buffer, 0)
+
     def wait(self) -> None:
         if self.world > 1:
             distributed.barrier()
@@ -65,6 +71,8 @@ def processes() -> Iterator[Processes]:
     if world == 1:
         yield Processes(0, 1, device)
         return
+    if cuda:
+        torch.cuda.set_device(device)  # objects are gathered through the current one
     distributed.init_process_group("nccl" if cuda else "gloo")
     try:
         yield Processes(distributed.get_rank(), world, device)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
-import nibabel
 import numpy as np
 import torch
 from monai.inferers import sliding_window_inference
@@ -22,9 +21,6 @@ from segcal.evaluation import Evaluation
 from segcal.measure import CaseSums, Options, measure_voxels
 from segcal.prepare import PreparedStore
 from segcal.results import stack_cases
-
-_Image: Any = nibabel.Nifti1Image  # nibabel has no types
-Side = Literal["train", "validation", "test", "all"]
 
 
 def build_network(config: RunConfig, dataset: Dataset) -> nn.Module:
@@ -41,7 +37,7 @@ def build_network(config: RunConfig, dataset: Dataset) -> nn.Module:
     takes = inspect.signature(found).parameters
     try:
         network: nn.Module = found(**{key: value for key, value in given.items() if key in takes}, **options)
-    except (TypeError, ValueError, KeyError) as error:
+    except Exception as error:  # each network of MONAI refuses in its own way
         raise ConfigError(f"network.options must fit {name}; {error}.") from error
     _check_patches(network, config)
     return network

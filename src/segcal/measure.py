@@ -122,7 +122,7 @@ def measure_case(files: CaseFiles, options: Options, *, threads: int | None = No
 
 def measure_voxels(values: Array, labels: Array, options: Options, *, threads: int | None = None) -> CaseSums:
     """The sums of (class, voxel) values and of their labels: (voxel), or (region, voxel) for classes that overlap."""
-    overlapping = options.sigmoid or len(values) == 1
+    overlapping, ranked = options.sigmoid or len(values) == 1, values
     if options.logits:
         values = sigmoid(values) if overlapping else softmax(values)
     collect = partial(_collect, fine_bins=options.fine_bins, threads=threads or os.cpu_count() or 1)
@@ -139,7 +139,7 @@ def measure_voxels(values: Array, labels: Array, options: Options, *, threads: i
             f"For classes that overlap use --sigmoid."
         )
     bins, scores = collect(values, labels[None])
-    top, right, overlap = _classify(values, labels)
+    top, right, overlap = _classify(values, labels, ranked)
     return CaseSums(bins, collect(top[None], right[None], scores=False)[0][:, 0], overlap, scores)
 
 
@@ -183,20 +183,27 @@ def _sums(values: Array, labels: Array, spec: Spec, threads: int) -> tuple[Array
     return moments, label_moments, class_sums, wrong, outside
 
 
-def _classify(probabilities: Array, labels: Array) -> tuple[Array, Array, Array]:
-    """Largest probability of each voxel, whether its class is the true one, and (3, class) overlap counts."""
+def _classify(probabilities: Array, labels: Array, ranked: Array | None = None) -> tuple[Array, Array, Array]:
+    """Largest probability of each voxel, whether its class is the true one, and (3, class) overlap counts.
+
+    `ranked` are the logits, if there are any: they tell classes apart whose probabilities round to the same number, so
+    that a temperature changes no decision.
+    """
+    ranked = probabilities if ranked is None else ranked
     classes, voxels = probabilities.shape
     top, right = np.empty(voxels, probabilities.dtype), np.empty(voxels, np.uint8)
     confusion = np.zeros(classes**2, np.int64)
     for start in range(0, voxels, BLOCK):
         block = slice(start, min(start + BLOCK, voxels))
-        rows, true = probabilities[:, block], labels[block].astype(np.int64)
-        best, predicted, total = rows[0].copy(), np.zeros_like(true), rows[0].copy()
+        rows, scores, true = probabilities[:, block], ranked[:, block], labels[block].astype(np.int64)
+        best, predicted, total = scores[0].copy(), np.zeros_like(true), rows[0].copy()
         for c in range(1, classes):
-            better = rows[c] > best
-            np.copyto(best, rows[c], where=better)
+            better = scores[c] > best
+            np.copyto(best, scores[c], where=better)
             predicted[better] = c
             total += rows[c]
+        if ranked is not probabilities:
+            best = np.take_along_axis(rows, predicted[None], 0)[0]
         off = np.abs(total - 1)
         if (off > SUM_TOLERANCE).any():
             raise RangeError(

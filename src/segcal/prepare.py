@@ -24,13 +24,17 @@ from torch.nn import functional as F
 
 from segcal.config import DataConfig
 from segcal.datasets import DataCase, Dataset
+from segcal.datasets.check import off_grid
 from segcal.errors import FileError, GridError, LabelError
 from segcal.files import write_whole
 from segcal.measure import stamp
+from segcal.volumes.arrays import StoredArray, read_array
+from segcal.volumes.cases import whole_numbers
+from segcal.volumes.grids import fit
 
 Array = NDArray[Any]
 
-PREPARATION = 1  # raised when prepared files of before no longer fit
+PREPARATION = 2  # raised when prepared files of before no longer fit
 MOST_FOREGROUND = 20_000  # voxels remembered of each class, to draw patches around
 OUTSIDE = 12.0  # logit of the background where the image was cut away; its probability is 1 to five digits
 _apply: Any = apply_orientation  # nibabel has no types
@@ -75,33 +79,31 @@ class Volume(NamedTuple):
 
 
 def read_image(case: DataCase) -> Volume:
-    """All channels of a case on their own grid, (channel, x, y, z) float32."""
-    channels: list[Array] = []
-    first: Volume | None = None
-    for path in case.images:
-        volume = _read_volume(path)
-        first, values = first or volume, volume.values
-        stacked = np.moveaxis(values, 3, 0) if values.ndim == 4 else values[None]
-        if channels and stacked.shape[1:] != channels[0].shape[1:]:
-            raise GridError(
-                f"{case.name}: channels must have one shape; {case.images[0].name} is {channels[0].shape[1:]}, "
-                f"{path.name} is {stacked.shape[1:]}."
-            )
-        channels.extend(stacked)
-    if first is None:
+    """All channels of a case on the grid of the first file, (channel, x, y, z) float32."""
+    stored = [_stored(case, path) for path in case.images]
+    if not stored:
         raise FileError(f"{case.name} must have an image; it has no file.")
-    image = np.stack([np.asarray(channel, np.float32) for channel in channels])
+    parts = [_onto(case, stored[0], path, one) for path, one in zip(case.images, stored, strict=True)]
+    meant = (part * one.slope + one.inter if one.scaled else part for one, part in zip(stored, parts, strict=True))
+    image = np.concatenate([np.asarray(part, np.float32) for part in meant])
     if not np.isfinite(image).all():
         raise FileError(f"{case.name}: the image must hold finite numbers; it has NaN or infinity.")
-    return first._replace(values=image)
+    header: Any = nibabel.load(case.images[0])
+    spacing = np.array([*header.header.get_zooms()[:3], 1.0][:3], np.float64)
+    if not (np.isfinite(spacing) & (spacing > 0)).all():
+        raise FileError(f"{case.name}: voxel sizes must be above zero; the header has {spacing.tolist()} mm.")
+    return Volume(image, header.affine, spacing)
 
 
 def read_labels(case: DataCase, dataset: Dataset) -> Array:
-    """Class indices of a case on its own grid, uint8."""
+    """Class indices of a case on the grid of its image, uint8."""
     if case.label is None:
         raise FileError(f"{case.name} must have labels; it has none.")
-    values = _read_volume(case.label).values
-    values = values[..., 0] if values.ndim == 4 and values.shape[3] == 1 else values
+    stored = _stored(case, case.label)
+    view = _onto(case, _stored(case, case.images[0]), case.label, stored)
+    if len(view) != 1:
+        raise LabelError(f"{case.name}: labels must be one map; {case.label.name} holds {len(view)}.")
+    values = whole_numbers(case.name, view, stored).reshape(view.shape[1:])
     known = {value: index for index, value in enumerate(dataset.values)}
     if dataset.regions is not None:
         known |= {alias: known[meaning] for alias, meaning in dataset.regions.aliases if alias not in known}
@@ -121,12 +123,12 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
         raise GridError(f"{case.name}: the image must have {len(dataset.channels)} channels; it has {len(image)}.")
     original = image.shape[1:]
     turn = _orientation(affine)
+    if not np.isfinite(turn).all():
+        raise FileError(f"{case.name}: the header must say which way each axis runs; its affine is singular.")
     image = _turned(image, turn)
     truth = None
     if labels:
         truth = read_labels(case, dataset)
-        if truth.shape != original:
-            raise GridError(f"{case.name}: labels must have the image's shape {original}; they have {truth.shape}.")
         truth = _turned(truth[None], turn)[0]
     box = _foreground_box(image, config) if config.crop_foreground else tuple((0, n) for n in image.shape[1:])
     cut = tuple(slice(*ends) for ends in box)
@@ -210,12 +212,19 @@ def geometry_from(content: dict[str, Any]) -> Geometry:
     return Geometry((x, y, z), orientation, box, affine)
 
 
-def _read_volume(path: Path) -> Volume:
+def _stored(case: DataCase, path: Path) -> StoredArray:
     try:
-        image: Any = nibabel.load(path)
-        return Volume(np.asanyarray(image.dataobj), image.affine, np.array(image.header.get_zooms()[:3], np.float64))
-    except Exception as error:  # nibabel, gzip and zlib raise all kinds of errors on a broken file
-        raise FileError(f"{path} must be a volume that can be read; {error}.") from error
+        return read_array(path)
+    except FileError as error:
+        raise FileError(f"{case.name}: {error}") from error
+
+
+def _onto(case: DataCase, first: StoredArray, path: Path, stored: StoredArray) -> Array:
+    """A file's values as (channel, x, y, z) on the grid of the case's first image, turned where it is stored so."""
+    try:
+        return fit(case.name, first, [stored])[1][0]
+    except GridError:
+        raise GridError(f"{case.name}: {off_grid(path, stored, case.images[0], first)}") from None
 
 
 def _turned(values: Array, turn: Array) -> Array:

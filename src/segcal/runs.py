@@ -7,9 +7,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import nibabel
 import numpy as np
@@ -20,6 +21,7 @@ import segcal
 from segcal.checkpoint import BEST, load_checkpoint
 from segcal.config import RunConfig, read_config
 from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
+from segcal.datasets.layout import nifti_files
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
 from segcal.files import locked, write_whole
 from segcal.inference import build_network, measure_logits, measuring_options, predict_logits
@@ -31,6 +33,7 @@ from segcal.volumes import Pairing
 
 _Image: Any = nibabel.Nifti1Image  # nibabel has no types
 Side = Literal["train", "validation", "test", "all"]
+_CHANNEL_FILE = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,8 @@ class Run:
         if side == "all":
             return [*self.dataset.cases, *self.dataset.unlabelled]
         names = set(getattr(self.split, side))
+        if not names:
+            raise ConfigError(f"{self.folder / 'split.txt'} must have {side} cases; it has none.")
         return [case for case in self.dataset.cases if case.name in names]
 
     def logits(self, case: DataCase, calibrator: Temperature | None = None) -> Tensor:
@@ -92,19 +97,34 @@ def load_run(
 
 
 def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]:
-    """Images in a folder as cases without labels: NAME.nii.gz, or NAME_0000.nii.gz and so on for several channels."""
-    files = sorted(path for path in Path(folder).glob("*.nii*") if path.name.endswith((".nii", ".nii.gz")))
-    cases: dict[str, list[Path]] = {}
-    for path in files:
-        stem = path.name.split(".nii")[0]
-        name = re.sub(r"_\d{4}$", "", stem)
-        cases.setdefault(name, []).append(path)
-    if not cases:
+    """Images in a folder as cases without labels: NAME.nii.gz, or NAME_0000.nii.gz and so on for several channels.
+
+    A number is one of a channel where it can be: amos_0001 and amos_0002 of one channel are two cases, and so are
+    scan_0000 and scan_0001; where all files of one channel end in _0000, as nnU-Net names them, that is left out.
+    """
+    files = nifti_files(Path(folder))
+    if not files:
         raise FileError(f"{folder} must hold images, as NAME.nii.gz; it holds none.")
+    if channels == 1 and not all(stem.endswith("_0000") for stem in files):
+        return [DataCase(stem, stem, (path,), None) for stem, path in files.items()]
+    cases: dict[str, dict[str, Path]] = {}
+    for stem, path in files.items():
+        match = _CHANNEL_FILE.fullmatch(stem)
+        numbered = match is not None and int(match["channel"]) < channels
+        cases.setdefault(match["case"] if match and numbered else stem, {})[stem] = path
     for name, paths in cases.items():
-        if len(paths) not in (1, channels):
-            raise FileError(f"{folder}: {name} must have {channels} files, one for each channel; it has {len(paths)}.")
-    return [DataCase(name, name, tuple(paths), None) for name, paths in cases.items()]
+        if len(paths) != channels and list(paths) != [name]:  # one file by the plain name holds all channels
+            raise FileError(
+                f"{folder}: {name} must have {channels} files, one for each channel; it has {', '.join(paths)}."
+            )
+    return [DataCase(name, name, tuple(paths.values()), None) for name, paths in cases.items()]
+
+
+class Predicted(NamedTuple):
+    """Maps that are there, and cases that failed."""
+
+    paths: list[Path]
+    failures: list[Failure]
 
 
 def predict(
@@ -117,10 +137,10 @@ def predict(
     dtype: Literal["float32", "float16"] = "float32",
     calibrator: Temperature | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Path]:
+) -> Predicted:
     """Write a map (x, y, z, class) for each case, NAME.nii.gz on the grid of its image; those that are there stay.
 
-    The cases are those of a side of the split, or the ones given.
+    The cases are those of a side of the split, or the ones given. One that fails does not stop the others.
     NIfTI has no half precision: float16 is stored as 16-bit integers with a scale, in steps of 1/65535.
     """
     one_of("content", content, ("probabilities", "logits"))
@@ -130,20 +150,23 @@ def predict(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     cases = run.cases(side) if cases is None else cases
-    paths = []
+    found = Predicted([], [])
     with locked(out / ".lock", out):
         done = _Ledger(out / "predictions.json")
         for i, case in enumerate(cases):
             path = out / f"{case.name}.nii.gz"
             key = _key(run, case, calibrator, content, dtype)
-            if not (path.exists() and done.get(case.name) == key):
-                logits = run.logits(case, calibrator)
-                values = logits.softmax(0) if content == "probabilities" else logits
-                _write_map(path, values, case, dtype)
-                done.set(case.name, key)
-            paths.append(path)
+            try:
+                if not (path.exists() and done.get(case.name) == key):
+                    logits = run.logits(case, calibrator)
+                    values = logits.softmax(0) if content == "probabilities" else logits
+                    _write_map(path, values, case, dtype)
+                    done.set(case.name, key)
+                found.paths.append(path)
+            except SegcalError as error:
+                found.failures.append(Failure(case.name, type(error).__name__, str(error)))
             progress(i + 1, len(cases))
-    return paths
+    return found
 
 
 def evaluate_run(
@@ -195,10 +218,9 @@ class _Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self.content: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except ValueError:
-            self.content = {}
+        self.content: dict[str, str] = {}
+        with suppress(OSError, ValueError, TypeError):  # not there, or not ours: begin anew
+            self.content = dict(json.loads(path.read_text(encoding="utf-8")))
 
     def get(self, name: str) -> str | None:
         return self.content.get(name)

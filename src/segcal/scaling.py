@@ -17,6 +17,7 @@ from segcal.files import write_whole
 
 FORMAT = "segcal temperature 1"
 COLDEST, HOTTEST = 0.01, 100.0
+PIECE = 1 << 18  # voxels taken to float64 at a time
 
 
 @dataclass(frozen=True)
@@ -63,59 +64,61 @@ class Temperature:
 
 
 def fit_temperature(
-    cases: Iterable[tuple[Tensor, Tensor]], *, tolerance: float = 1e-6, most_passes: int = 50
+    cases: Iterable[tuple[Tensor, Tensor]], *, tolerance: float = 1e-6, most_passes: int = 100
 ) -> Temperature:
-    """The temperature with the least negative log-likelihood over the voxels of all cases.
+    """The temperature with the least negative log-likelihood over the voxels of all cases, to a relative `tolerance`.
 
     Each case is logits (class, voxel) and class indices (voxel). The cases are gone through several times: give a
     list, or an object that can be iterated again. The likelihood is convex in 1 / temperature, so that Newton's steps,
     kept within bounds, end at its one minimum, or at a bound where there is none (every voxel right, or none).
     """
-    inverse, low, high = 1.0, 1 / HOTTEST, 1 / COLDEST
-    before = math.nan
+    if iter(cases) is cases:
+        raise ConfigError("cases must be a list, or another object that can be iterated again; got an iterator.")
+    coldest, hottest = 1 / COLDEST, 1 / HOTTEST
+    inverse, low, high = 1.0, hottest, coldest
+    before, change = math.nan, math.inf
     for passes in range(1, most_passes + 1):
         nll, slope, curve = _likelihood(cases, inverse)
+        if not math.isfinite(nll):
+            raise SegcalError("logits must be finite numbers to fit a temperature; they hold NaN or infinity.")
         if passes == 1:
             before = nll
         if slope > 0:
-            high = inverse
+            high, end = inverse, low
         else:
-            low = inverse
-        at_bound = inverse in (1 / HOTTEST, 1 / COLDEST) and (slope > 0) == (inverse == 1 / HOTTEST)
-        if abs(slope) <= tolerance or at_bound or high - low <= 1e-12:
+            low, end = inverse, high
+        newton = inverse - slope / curve if curve > 0 else math.nan
+        # Halve the interval where Newton leaves it or creeps, as it does where nearly every voxel is right.
+        well = low < newton < high and abs(math.log(newton / inverse)) <= change / 2
+        following = newton if well else _halfway(inverse, end)
+        change = abs(math.log(following / inverse))
+        least = slope == 0 and nll > 0
+        if least or change <= tolerance or inverse == (hottest if slope > 0 else coldest):
             return Temperature(1 / inverse, slope, passes, before, nll)
-        step = inverse - slope / curve if curve > 0 else math.nan
-        inverse = _within(step, inverse, low, high)
+        inverse = following
     raise SegcalError(f"the temperature must settle within {most_passes} passes; the gradient is still {slope:.2g}.")
 
 
-def _within(step: float, now: float, low: float, high: float) -> float:
-    """The step if it lies between the bounds, else halfway there; the outermost bounds themselves can be reached."""
-    if low < step < high:
-        return step
-    target = high if not step <= low else low
-    if target in (1 / HOTTEST, 1 / COLDEST) and abs(math.log(target / now)) < 1:
-        return target
-    return math.sqrt(now * target)
+def _halfway(now: float, end: float) -> float:
+    """Between the two in ratio; a bound of all temperatures is taken itself once it is near."""
+    if end in (1 / HOTTEST, 1 / COLDEST) and abs(math.log(end / now)) < 1:
+        return end
+    return math.sqrt(now * end)
 
 
 def _likelihood(cases: Iterable[tuple[Tensor, Tensor]], inverse: float) -> tuple[float, float, float]:
     """Mean negative log-likelihood of logits times `inverse`, and its first two derivatives by it."""
     sums, voxels = torch.zeros(3, dtype=torch.float64), 0
     for logits, labels in cases:
-        flat = logits.detach().flatten(1).float()
         truth = labels.flatten().long()
-        log_probabilities = (flat * inverse).log_softmax(0)
-        probabilities = log_probabilities.exp()
-        mean = (probabilities * flat).sum(0)
-        chosen = truth[None]
-        sums += torch.stack(
-            [
-                -log_probabilities.gather(0, chosen).sum(dtype=torch.float64),
-                (mean - flat.gather(0, chosen)[0]).sum(dtype=torch.float64),
-                ((probabilities * flat**2).sum(0) - mean**2).sum(dtype=torch.float64),
-            ]
-        ).cpu()
+        for start in range(0, len(truth), PIECE):
+            part, chosen = logits.detach().flatten(1)[:, start : start + PIECE], truth[start : start + PIECE]
+            # Taken from the true class's logit, nothing cancels: the sums stay exact where all but a few are right.
+            flat = part.double() - part.double().gather(0, chosen[None])
+            probabilities = (flat * inverse).softmax(0)
+            mean = (probabilities * flat).sum(0)
+            spread = (probabilities * (flat - mean) ** 2).sum()
+            sums += torch.stack([(flat * inverse).logsumexp(0).sum(), mean.sum(), spread]).cpu()
         voxels += len(truth)
     if not voxels:
         raise ConfigError("there must be voxels to fit a temperature on; got none.")

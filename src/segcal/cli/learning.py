@@ -149,7 +149,7 @@ def predict(
             else:
                 cases = None if images is None else runs.image_cases(images, len(found.dataset.channels))
                 content: Literal["logits", "probabilities"] = "logits" if logits else "probabilities"
-                paths = runs.predict(
+                predicted = runs.predict(
                     found, out, side=side, cases=cases, content=content, dtype=dtype, calibrator=fitted,
                     progress=advance,
                 )  # fmt: skip
@@ -158,31 +158,39 @@ def predict(
 
         show_outcome(outcome, out)
     else:
-        say(f"{len(paths)} maps are in {out}")
+        for failure in predicted.failures[:10]:
+            say(f"{failure.case}: {failure.kind}: {failure.message}")
+        say(f"{len(predicted.paths)} maps are in {out}, {len(predicted.failures)} cases failed")
+        if predicted.failures:
+            raise typer.Exit(1)
 
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each network.")] = 200,
-    repeats: Annotated[int, typer.Option(min=1, help="Networks of each method; the table shows their means.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of images and networks.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything; started again, it goes on there.")] = Path(
+        "segcal-demo"
+    ),
+    dataset: Annotated[Path | None, typer.Option(help="A Decathlon task to use instead of the phantom.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of each training.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the phantom and of the networks.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON instead of tables.")] = False,
 ) -> None:
-    """Train a small network with and without the calibration term and compare, on images made on the spot."""
+    """Train Dice + CE, hard ACE and soft ACE, fit a temperature, compare all on test cases, write the report."""
     from rich.console import Console
-    from rich.table import Table
 
-    from segcal.demo import run_demo
+    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+        from segcal import demo as job
+        from segcal.tables import LAYOUTS, make_table, notes, to_json, to_terminal
 
-    with Console(stderr=True).status("training") as status:
-        results = run_demo(steps=steps, repeats=repeats, seed=seed, progress=status.update)
+        with progress_bar("epochs") as advance:
+            result = job.run_demo(out, dataset=dataset, epochs=epochs, seed=seed, progress=advance, say=say)
     if as_json:
-        json.dump([result._asdict() for result in results], sys.stdout, indent=2)
-        print()
-        return
-    table = Table(title="Held-out images, foreground, means over images and networks")
-    for column in ("method", "Dice", "ACE", "ECE", "MCE"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for method, *numbers in results:
-        table.add_row(method, *(f"{number:.4f}" for number in numbers))
-    Console().print(table)
+        print(to_json(result.comparison))
+    else:
+        title, columns = next(iter(LAYOUTS.items()))
+        table = make_table(result.comparison, f"{title}, mean over classes, {result.comparison.cases} cases", columns)
+        console = Console() if sys.stdout.isatty() else Console(width=200)
+        console.print(to_terminal(table))
+        for note in notes(result.comparison):
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
+    say(f"temperature {result.temperature:.3f}; tables and runs are in {out}; the report is {result.report}")

@@ -167,12 +167,16 @@ def _off_grid(case: DataCase, files: Sequence[tuple[Path, StoredArray]]) -> list
         try:
             fit(case.name, first, [stored])
         except GridError:
-            what = (
-                f"{path.name} and {first_path.name} must lie on one grid; they are {_place(stored)} and "
-                f"{_place(first)}. Resample one of them, or mend its header."
-            )
-            problems.append(Problem(case.name, what))
+            problems.append(Problem(case.name, off_grid(path, stored, first_path, first)))
     return problems
+
+
+def off_grid(path: Path, stored: StoredArray, first_path: Path, first: StoredArray) -> str:
+    """The sentence on two files of a case that lie on two grids."""
+    return (
+        f"{path.name} and {first_path.name} must lie on one grid; they are {_place(stored)} and "
+        f"{_place(first)}. Resample one of them, or mend its header."
+    )
 
 
 def _values(case: DataCase, path: Path, label: StoredArray, problems: list[Problem]) -> frozenset[int] | None:

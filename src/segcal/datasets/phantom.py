@@ -35,6 +35,7 @@ LAYOUT = f"{FOLDER}/{{imagesTr,labelsTr,probabilitiesTr}}/phantom_000.nii.gz wit
 CLASSES = ("background", "organ", "core", "vessel")
 SPACING_MM = (1.0, 1.0, 1.5)
 SMALLEST_SIZE = (40, 40, 26)  # voxels: every structure finds room
+SHARES = (20, 15, 65)  # few to learn from, so that networks grow too sure, and many to see it on
 VERSION = 1  # of the images: another one means that the same seed gives others
 STEPS = 1 << 16  # probabilities are multiples of 1 / STEPS: float32 holds them exactly, and they sum to 1 exactly
 DRAW_SIGMA_MM = 1.0  # neighbouring voxels are drawn alike, as one hand draws a contour
@@ -83,7 +84,7 @@ def open_phantom(root: Path) -> Dataset:
     root = find_root(root, _fits, layout=LAYOUT, parts=("imagesTr", "labelsTr", "probabilitiesTr"))
     dataset = open_decathlon(root)
     recipe = replace(dataset.recipe, augmentation="none", crop_foreground=False, epochs=60, learning_rate=1e-3)
-    return replace(dataset, name="phantom", title=TITLE, recipe=recipe)
+    return replace(dataset, name="phantom", title=TITLE, recipe=recipe, shares=SHARES)
 
 
 def phantom_case(number: int, *, size: tuple[int, int, int] = (48, 48, 32), seed: int = 0) -> PhantomCase:

@@ -22,10 +22,10 @@ from torch import nn
 
 import segcal
 from segcal.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
-from segcal.config import RunConfig, read_config
-from segcal.datasets import Dataset, make_split, open_dataset, write_split
+from segcal.config import NO_MATTER, RunConfig, read_config
+from segcal.datasets import Dataset, make_split, open_dataset, read_split, write_split
 from segcal.distributed import Processes, processes
-from segcal.errors import ConfigError, SegcalError
+from segcal.errors import ConfigError, FileError, SegcalError
 from segcal.files import locked, write_whole
 from segcal.inference import build_network, evaluate_prepared
 from segcal.prepare import PreparedStore
@@ -75,18 +75,20 @@ def train(
 
 def _claim(folder: Path, config: RunConfig, dataset: Dataset, say: Callable[[str], None]) -> None:
     """Make the folder this run's, or see that it is; say what is special about the data."""
-    path = folder / "config.toml"
-    if path.exists():
+    path, split_path = folder / "config.toml", folder / "split.txt"
+    split = make_split(dataset, seed=config.data.split_seed, file=config.data.split)
+    if any((folder / name).exists() for name in (LAST, BEST)):  # before that, nothing is lost
         there = read_config(path)
         if there.hash != config.hash:
             raise ConfigError(
                 f"{folder} holds another run, which differs in {_difference(there, config)}. Choose another --out."
             )
-    split = make_split(dataset, seed=config.data.split_seed, file=config.data.split)
+        if read_split(split_path, dataset) != split:
+            raise ConfigError(f"{folder} holds a run with another split, {split_path}. Choose another --out.")
     for sentence in (split.note, *(f"{problem.case} is left out: {problem.what}" for problem in dataset.problems)):
         if sentence:
             say(sentence)
-    write_split(split, folder / "split.txt")
+    write_split(split, split_path)
     config.save(path)
     versions = {"segcal": segcal.__version__, "torch": torch.__version__, "python": platform.python_version()}
     write_whole(folder / "versions.json", json.dumps(versions, indent=2).encode())
@@ -99,7 +101,7 @@ def _difference(a: RunConfig, b: RunConfig) -> str:
         return {k: v for key, value in content.items() for k, v in flat(value, f"{prefix}{key}.").items()}
 
     one, other = flat(a.model_dump(mode="json")), flat(b.model_dump(mode="json"))
-    keys = [key for key in sorted(one | other) if one.get(key) != other.get(key) and key != "data.root"]
+    keys = [key for key in sorted(one | other) if one.get(key) != other.get(key) and key not in NO_MATTER]
     return ", ".join(f"{key} ({one.get(key)} there, {other.get(key)} now)" for key in keys)
 
 
@@ -114,6 +116,11 @@ class _Training:
         by_name = {case.name: case for case in dataset.cases}
         self.cases = [by_name[name] for name in split.train]
         self.validation = [by_name[name] for name in split.validation]
+        if not (self.cases and self.validation):
+            raise ConfigError(
+                f"the split must have cases to train and to validate; it has {len(self.cases)} and "
+                f"{len(self.validation)}."
+            )
         torch.manual_seed(config.seed)
         self.network = build_network(config, dataset).to(team.device)
         self.loss = config.loss.build().to(team.device)
@@ -173,11 +180,13 @@ class _Training:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             sums += torch.stack([term.detach().double() for term in terms])
+        self.team.agree(self.network)
         total, dice, ce, ace = self.team.mean(sums / len(loader)).tolist()
         if not math.isfinite(total):
             raise SegcalError(
-                f"the loss must stay finite; it became {total} in epoch {epoch}. The last checkpoint, of epoch "
-                f"{epoch - 1}, stands. Lower training.learning_rate, or look at the images."
+                f"the loss must stay finite; it became {total} in epoch {epoch}. "
+                + (f"The checkpoint of epoch {epoch - 1} stands. " if epoch > 1 else "")
+                + "Lower training.learning_rate, or look at the images."
             )
         seconds = time.perf_counter() - start
         return {
@@ -227,9 +236,15 @@ class _Training:
         if not path.exists():
             return 0
         content = load_checkpoint(path, self.team.device)
-        self.network.load_state_dict(content["network"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.scaler.load_state_dict(content["scaler"])
-        self.best_epoch, self.best_dice = content["best_epoch"], content["best_dice"]
-        self.log = Log(self.folder, content["log"])
-        return int(content["epoch"])
+        try:
+            self.network.load_state_dict(content["network"])
+            self.optimizer.load_state_dict(content["optimizer"])
+            self.scaler.load_state_dict(content["scaler"])
+            self.best_epoch, self.best_dice = content["best_epoch"], content["best_dice"]
+            self.log = Log(self.folder, content["log"])
+            done = int(content["epoch"])
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise FileError(f"{path} must be the last checkpoint of a run; {str(error).splitlines()[0]}.") from error
+        if self.team.first:
+            self.log.write()  # it may have been killed between the two
+        return done
