@@ -22,6 +22,7 @@ from segcal.checkpoint import BEST, load_checkpoint
 from segcal.config import RunConfig, read_config
 from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
 from segcal.datasets.layout import nifti_files
+from segcal.datasets.recipes import PLAIN
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
 from segcal.files import locked, write_whole
 from segcal.inference import build_network, measure_logits, measuring_options, predict_logits
@@ -33,6 +34,7 @@ from segcal.volumes import Pairing
 
 _Image: Any = nibabel.Nifti1Image  # nibabel has no types
 Side = Literal["train", "validation", "test", "all"]
+CLASSES = "classes.json"
 _CHANNEL_FILE = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 
 
@@ -73,14 +75,21 @@ class Run:
 
 
 def load_run(
-    folder: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None, checkpoint: str = BEST
+    folder: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    checkpoint: str = BEST,
+    with_data: bool = True,
 ) -> Run:
-    """A run that `train` wrote; `root` says where its data lie now, if they have moved."""
+    """A run that `train` wrote; `root` says where its data lie now, if they have moved.
+
+    Without its data it predicts other images, and has no cases of its own.
+    """
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
         raise FileError(f"{folder} must be the folder of a run; it has no config.toml.")
     config = read_config(folder / "config.toml")
-    dataset = open_dataset(config.data.dataset, root or config.data.root)
+    dataset = open_dataset(config.data.dataset, root or config.data.root) if with_data else _remembered(folder, config)
     network = build_network(config, dataset)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     path = folder / checkpoint
@@ -91,9 +100,24 @@ def load_run(
         network.load_state_dict(weights)
     except RuntimeError as error:
         raise FileError(f"{path} must fit the network of config.toml; {str(error).splitlines()[0]}") from error
-    split = read_split(folder / "split.txt", dataset)
+    split = read_split(folder / "split.txt", dataset) if with_data else Split((), (), ())
     fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return Run(folder, config, dataset, split, network.to(device).eval(), device, fingerprint)
+
+
+def remember(folder: Path, dataset: Dataset) -> None:
+    """Write what a network must know of its dataset to predict without it."""
+    known = {"channels": dataset.channels, "classes": dataset.classes, "values": dataset.values}
+    write_whole(folder / CLASSES, json.dumps(known, indent=2, ensure_ascii=False).encode())
+
+
+def _remembered(folder: Path, config: RunConfig) -> Dataset:
+    try:
+        known = json.loads((folder / CLASSES).read_text(encoding="utf-8"))
+        channels, classes, values = (tuple(known[name]) for name in ("channels", "classes", "values"))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise FileError(f"{folder / CLASSES} must hold channels, classes and values; {error}.") from error
+    return Dataset(config.data.dataset, "", folder, channels, classes, values, cases=(), recipe=PLAIN)
 
 
 def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]:

@@ -388,6 +388,8 @@ def test_the_command_predicts_and_evaluates(trained, tmp_path):
     [
         (["--evaluate", "--logits"], "--evaluate must go without"),
         (["--evaluate", "--images", "."], "--evaluate must go without"),
+        (["--evaluate", "--dtype", "float16"], "--evaluate must go without"),
+        (["--images", ".", "--split", "test"], "--images must go without"),
         (["--calibrator", "none.json"], "none.json must be a calibrator"),
         (["--logits", "--dtype", "float16"], "logits must be written as float32"),
         (["--images", "nowhere"], "nowhere must hold images"),
@@ -479,3 +481,19 @@ def test_a_folder_of_images_with_several_channels_is_predicted(brats, tmp_path, 
     found = nibabel.load(tmp_path / "out" / "new.nii.gz")
     assert found.shape == (*layouts.SIZE, 4)
     np.testing.assert_array_equal(found.get_fdata(), nibabel.load(expected).get_fdata())
+
+
+def test_a_run_predicts_images_where_its_own_data_are_gone(trained, tmp_path):
+    case = load_run(trained).cases("test")[0]
+    (tmp_path / "images").mkdir()
+    shutil.copy(case.images[0], tmp_path / "images" / "new.nii.gz")
+    (expected, *_), _ = predict(load_run(trained), tmp_path / "expected", cases=[case])
+    moved = tmp_path / "run"
+    shutil.copytree(trained, moved)
+    config = (moved / "config.toml").read_text()
+    (moved / "config.toml").write_text(config.replace(str(load_run(trained).config.data.root), "/gone"))
+    done = run_cli("predict", moved, "--images", tmp_path / "images", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    found = nibabel.load(tmp_path / "out" / "new.nii.gz").get_fdata()
+    np.testing.assert_array_equal(found, nibabel.load(expected).get_fdata())
+    assert run_cli("predict", moved, "--out", tmp_path / "own").exit_code == 2  # its own cases are not there

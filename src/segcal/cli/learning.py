@@ -123,8 +123,9 @@ def predict(
     data: Annotated[Path | None, typer.Option(help="Where the run's dataset lies now, if it has moved.")] = None,
     images: Annotated[Path | None, typer.Option(help="Predict this folder of images instead.")] = None,
     side: Annotated[
-        Literal["train", "validation", "test", "all"], typer.Option("--split", help="Side of the run's split.")
-    ] = "test",
+        Literal["train", "validation", "test", "all"] | None,
+        typer.Option("--split", help="Side of the run's split; test if not given."),
+    ] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Measure on the spot; store no map.")] = False,
     calibrator: Annotated[Path | None, typer.Option(help="A temperature fitted after training (.json).")] = None,
     logits: Annotated[bool, typer.Option("--logits", help="Write logits instead of probabilities.")] = False,
@@ -139,18 +140,20 @@ def predict(
         from segcal.errors import ConfigError
         from segcal.scaling import Temperature
 
-        if evaluate and (images or logits):
-            raise ConfigError("--evaluate must go without --images, which have no labels, and without --logits.")
-        found = runs.load_run(run, root=data)
+        if evaluate and (images or logits or dtype != "float32"):
+            raise ConfigError("--evaluate must go without --images, which have no labels, --logits and --dtype.")
+        if images and (side or data):
+            raise ConfigError("--images must go without --split and --data: they are the images to predict.")
+        found = runs.load_run(run, root=data, with_data=images is None)
         fitted = None if calibrator is None else Temperature.load(calibrator)
         with progress_bar("cases") as advance:
             if evaluate:
-                outcome = runs.evaluate_run(found, out, side=side, calibrator=fitted, progress=advance)
+                outcome = runs.evaluate_run(found, out, side=side or "test", calibrator=fitted, progress=advance)
             else:
                 cases = None if images is None else runs.image_cases(images, len(found.dataset.channels))
                 content: Literal["logits", "probabilities"] = "logits" if logits else "probabilities"
                 predicted = runs.predict(
-                    found, out, side=side, cases=cases, content=content, dtype=dtype, calibrator=fitted,
+                    found, out, side=side or "test", cases=cases, content=content, dtype=dtype, calibrator=fitted,
                     progress=advance,
                 )  # fmt: skip
     if evaluate:

@@ -29,6 +29,7 @@ from segcal.errors import ConfigError, FileError, SegcalError
 from segcal.files import locked, write_whole
 from segcal.inference import build_network, evaluate_prepared
 from segcal.prepare import PreparedStore
+from segcal.runs import remember
 from segcal.training.data import patch_loader
 from segcal.training.log import Log
 
@@ -89,6 +90,7 @@ def _claim(folder: Path, config: RunConfig, dataset: Dataset, say: Callable[[str
         if sentence:
             say(sentence)
     write_split(split, split_path)
+    remember(folder, dataset)
     config.save(path)
     versions = {"segcal": segcal.__version__, "torch": torch.__version__, "python": platform.python_version()}
     write_whole(folder / "versions.json", json.dumps(versions, indent=2).encode())
