@@ -68,7 +68,9 @@ def run_demo(
         def advance(done: int, total: int, text: str, stage: int = i, method: str = method) -> None:
             progress(stage * total + done, stages * total, f"{method}: {text}")
 
-        train(config, folder, prepared=out / "prepared", progress=advance, say=say if i == 0 else lambda text: None)
+        done = train(
+            config, folder, prepared=out / "prepared", progress=advance, say=say if i == 0 else lambda text: None
+        )
         run = load_run(folder)
         evaluations[method] = _evaluated(run, out / "evaluations" / method, None)
         if method == BASELINE:
@@ -76,11 +78,11 @@ def run_demo(
             fitted.save(folder / "temperature.json")
             temperature = fitted.temperature
             evaluations[SCALED] = _evaluated(run, out / "evaluations" / "temperature", fitted)
-    progress(stages - 1, stages, "comparing")
+    progress((stages - 1) * done.epochs, stages * done.epochs, "comparing")
     comparison = compare(evaluations)
     write_comparison(comparison, out)
     report = build_report(evaluations, out / "report.html", title="segcal demo")
-    progress(stages, stages, "done")
+    progress(stages * done.epochs, stages * done.epochs, "done")
     return DemoResult(comparison, report, temperature)
 
 
