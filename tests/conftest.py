@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,12 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=["hard", "triangular", "gaussian", "bspline"])
 def kernel(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For small networks, whose threads would wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,14 +24,7 @@ from segcal.scaling import Temperature, fit_temperature
 from segcal.training import train
 
 METRICS = ("dice", "ace", "ece", "mce", "brier", "nll")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def turn_headers(root: Path) -> None:

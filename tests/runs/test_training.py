@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,15 +37,7 @@ from segcal.training import loop, train
 EPOCHS = 4
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 PATIENCE = 120  # seconds, for processes that import torch and train an instant
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More would wait for one another, in nets this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -530,3 +521,11 @@ def test_a_split_is_written_that_training_takes(root, tmp_path):
     train(tiny.tiny_config("acdc", root, more=(f"data.split={path}",)), tmp_path / "run")
     dataset = open_dataset("acdc", root)
     assert read_split(tmp_path / "run" / "split.txt", dataset) == read_split(path, dataset)
+
+
+def test_without_the_packages_for_training_the_command_says_how_to_get_them(tmp_path):
+    code = "import sys; sys.modules['monai'] = None; from segcal.cli import app; app()"
+    command = [sys.executable, "-c", code, "train", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("monai must be installed for this command: pip install 'segcal[train]'")

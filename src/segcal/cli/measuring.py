@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from segcal.results import Outcome
 
 
+Evaluations = Annotated[
+    list[str],
+    typer.Argument(metavar="BASELINE [OTHER...]", help="Folders of evaluate (or their .npz), or NAME=FOLDER."),
+]
+Patients = Annotated[
+    str | None,
+    typer.Option(help="Which cases are one patient's: 'none', a .csv (case, patient), or an expression's group."),
+]
+Test = Annotated[Literal["t", "wilcoxon"], typer.Option(help="Test that the stars show.")]
+Holm = Annotated[bool, typer.Option("--holm", help="Correct for several methods and classes.")]
+
+
 @app.command()
 def evaluate(
     predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
@@ -82,17 +94,11 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
 
 @app.command()
 def compare(
-    evaluations: Annotated[
-        list[str],
-        typer.Argument(metavar="BASELINE [OTHER...]", help="Folders of evaluate (or their .npz), or NAME=FOLDER."),
-    ],
+    evaluations: Evaluations,
     out: Annotated[Path, typer.Option("--out", help="Folder for comparison.csv, .md and .tex, and for figures.")],
-    patients: Annotated[
-        str | None,
-        typer.Option(help="Which cases are one patient's: 'none', a .csv (case, patient), or an expression's group."),
-    ] = None,
-    test: Annotated[Literal["t", "wilcoxon"], typer.Option(help="Test that the stars show.")] = "t",
-    holm: Annotated[bool, typer.Option("--holm", help="Correct for several methods and classes.")] = False,
+    patients: Patients = None,
+    test: Test = "t",
+    holm: Holm = False,
     bins: Annotated[int | None, typer.Option(min=1, help="Bins of the calibration errors.")] = None,
     background: Annotated[bool, typer.Option("--background", help="Compare the background class, too.")] = False,
     level: Annotated[float, typer.Option(help="Of the confidence intervals.")] = 0.95,
@@ -139,19 +145,11 @@ def compare(
 
 @app.command()
 def report(
-    evaluations: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="EVALUATION [EVALUATION...]", help="Folders of evaluate (or their .npz), or NAME=FOLDER."
-        ),
-    ],
+    evaluations: Evaluations,
     out: Annotated[Path, typer.Option("--out", help="The page to write, as report.html.")],
-    patients: Annotated[
-        str | None,
-        typer.Option(help="Which cases are one patient's: 'none', a .csv (case, patient), or an expression's group."),
-    ] = None,
-    test: Annotated[Literal["t", "wilcoxon"], typer.Option(help="Test that the stars show.")] = "t",
-    holm: Annotated[bool, typer.Option("--holm", help="Correct for several methods and classes.")] = False,
+    patients: Patients = None,
+    test: Test = "t",
+    holm: Holm = False,
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
     predictions: Annotated[
         list[Path] | None, typer.Option(help="For maps of the worst cases: each method's folder, in the same order.")

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+TRAINING_NEEDS = ("monai", "pydantic", "tensorboard", "tomli_w")
+
+
 def stderr() -> Console:
     """Progress and remarks go here; results go to stdout."""
     from rich.console import Console
@@ -33,6 +36,12 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
         yield
     except SegcalError as error:
         say(f"{type(error).__name__}: {error}")
+        raise typer.Exit(2) from None
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in TRAINING_NEEDS:
+            raise
+        say(f"{package} must be installed for this command: pip install 'segcal[train]' brings all that it needs.")
         raise typer.Exit(2) from None
     except OSError as error:
         say(f"{type(error).__name__}: {error}")
