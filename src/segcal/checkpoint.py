@@ -20,7 +20,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     try:
-        write_whole(path, buffer.getvalue())
+        write_whole(path, buffer.getbuffer())
     except OSError as error:
         raise FileError(
             f"{path} cannot be written: {error.strerror or error}. The checkpoint of before stands: make room, and the "

@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from segcal.errors import ConfigError, SegcalError
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file so that nobody ever sees a part of it, with the permissions that any new file gets."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -43,7 +43,7 @@ def write_npz(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray[A
         for name, array in {"header": np.array(text), **arrays}.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 npy.write_array(member, np.asarray(array), allow_pickle=False)
-    write_whole(path, content.getvalue())
+    write_whole(path, content.getbuffer())
     return text
 
 

@@ -191,7 +191,7 @@ class PreparedStore:
         for part in PARTS:
             content = io.BytesIO()
             np.save(content, getattr(prepared, part), allow_pickle=False)
-            write_whole(stem.with_name(f"{stem.name}.{part}.npy"), content.getvalue())
+            write_whole(stem.with_name(f"{stem.name}.{part}.npy"), content.getbuffer())
         # Last: where it stands, the others stand whole.
         write_whole(stem.with_suffix(".json"), json.dumps(asdict(prepared.geometry)).encode())
 
