@@ -25,16 +25,13 @@ from typing import TYPE_CHECKING
 
 import segcal
 from segcal.errors import ConfigError, SegcalError
-from segcal.files import locked
 from segcal.measure import CaseSums, Options, measure_case, stamp
 from segcal.regions import read_class_names, read_regions
-from segcal.results import Failure, Outcome, stack_cases, write_results
+from segcal.results import Failure, Outcome, keep_only, open_parts, stack_cases, write_results
 from segcal.volumes import CaseFiles, pair_cases
 
 if TYPE_CHECKING:
     from segcal.evaluation import Evaluation
-
-PARTS = ".parts"
 
 
 def evaluate(
@@ -74,16 +71,12 @@ def evaluate(
             f"predictions and labels must share case names; {predictions} has {len(pairing.unpaired_predictions)} "
             f"predictions and {labels} {len(pairing.unpaired_labels)} labels, and none of them match."
         )
-    (out / PARTS).mkdir(parents=True, exist_ok=True)
-    with locked(out / PARTS / ".lock", out):
-        done, failures = _run(pairing.cases, options, out / PARTS, workers, progress)
+    with open_parts(out) as parts:
+        done, failures = _run(pairing.cases, options, parts, workers, progress)
         evaluation, strangers = _assemble(pairing.cases, done, options)
         outcome = Outcome(evaluation, sorted(failures + strangers), pairing)
         write_results(outcome, options, out)
-        keep = {path.name for path in done.values()}
-        for path in (out / PARTS).iterdir():
-            if path.name not in keep:
-                path.unlink(missing_ok=True)
+        keep_only(parts, done.values())
     return outcome
 
 

@@ -52,8 +52,6 @@ class Geometry:
     """nibabel's, from the original axes to right, anterior, superior."""
     box: tuple[tuple[int, int], ...]
     """What was cut out, along the turned axes."""
-    affine: tuple[tuple[float, ...], ...]
-    """Of the original image."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +68,13 @@ class PreparedCase:
 
 
 class Volume(NamedTuple):
-    """A file's values, its affine, and the size of its voxels."""
+    """A case's channels, the affine of the first file and the size of its voxels, and that file, for its grid."""
 
     values: Array
     affine: Array
     spacing_mm: Array
     """As the header has it, which is right where an affine was never set (ACDC)."""
+    first: StoredArray
 
 
 def read_image(case: DataCase) -> Volume:
@@ -92,15 +91,15 @@ def read_image(case: DataCase) -> Volume:
     spacing = np.array([*header.header.get_zooms()[:3], 1.0][:3], np.float64)
     if not (np.isfinite(spacing) & (spacing > 0)).all():
         raise FileError(f"{case.name}: voxel sizes must be above zero; the header has {spacing.tolist()} mm.")
-    return Volume(image, header.affine, spacing)
+    return Volume(image, header.affine, spacing, stored[0])
 
 
-def read_labels(case: DataCase, dataset: Dataset) -> Array:
-    """Class indices of a case on the grid of its image, uint8."""
+def read_labels(case: DataCase, dataset: Dataset, *, first: StoredArray | None = None) -> Array:
+    """Class indices of a case on the grid of its image, uint8; `first` is that image where it has been read."""
     if case.label is None:
         raise FileError(f"{case.name} must have labels; it has none.")
     stored = _stored(case, case.label)
-    view = _onto(case, _stored(case, case.images[0]), case.label, stored)
+    view = _onto(case, first or _stored(case, case.images[0]), case.label, stored)
     if len(view) != 1:
         raise LabelError(f"{case.name}: labels must be one map; {case.label.name} holds {len(view)}.")
     values = whole_numbers(case.name, view, stored).reshape(view.shape[1:])
@@ -118,7 +117,7 @@ def read_labels(case: DataCase, dataset: Dataset) -> Array:
 
 def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels: bool = True) -> PreparedCase:
     """Read and prepare one case."""
-    image, affine, spacing = read_image(case)
+    image, affine, spacing, first = read_image(case)
     if len(image) != len(dataset.channels):
         raise GridError(f"{case.name}: the image must have {len(dataset.channels)} channels; it has {len(image)}.")
     original = image.shape[1:]
@@ -128,8 +127,7 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
     image = _turned(image, turn)
     truth = None
     if labels:
-        truth = read_labels(case, dataset)
-        truth = _turned(truth[None], turn)[0]
+        truth = _turned(read_labels(case, dataset, first=first)[None], turn)[0]
     box = _foreground_box(image, config) if config.crop_foreground else tuple((0, n) for n in image.shape[1:])
     cut = tuple(slice(*ends) for ends in box)
     size = _new_size([stop - start for start, stop in box], spacing[np.argsort(turn[:, 0])], config)
@@ -139,8 +137,9 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
         truth = resample(cut_labels[None], size, nearest=True)[0].numpy()
     x, y, z = original
     orientation = tuple((float(axis), float(way)) for axis, way in turn)
-    geometry = Geometry((x, y, z), orientation, box, tuple(tuple(map(float, row)) for row in affine))
-    return PreparedCase(_normalised(image, config), truth, _foreground_voxels(truth), geometry)
+    return PreparedCase(
+        _normalised(image, config), truth, _foreground_voxels(truth), Geometry((x, y, z), orientation, box)
+    )
 
 
 def restore(logits: Tensor, geometry: Geometry) -> Tensor:
@@ -197,7 +196,7 @@ class PreparedStore:
 
     def _key(self, case: DataCase) -> str:
         settings = self.config.model_dump(mode="json", include={"spacing_mm", "intensity", "window", "crop_foreground"})
-        files = [stamp(path) for path in (*case.images, *([case.label] if case.label else []))]
+        files = [stamp(path) for path in case.files]
         content = json.dumps([PREPARATION, case.name, files, settings, self.dataset.values], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
@@ -208,8 +207,8 @@ PARTS = ("image", "labels", "foreground")
 def geometry_from(content: dict[str, Any]) -> Geometry:
     """From the JSON of `asdict`."""
     x, y, z = content["shape"]
-    orientation, box, affine = (tuple(map(tuple, content[name])) for name in ("orientation", "box", "affine"))
-    return Geometry((x, y, z), orientation, box, affine)
+    orientation, box = (tuple(map(tuple, content[name])) for name in ("orientation", "box"))
+    return Geometry((x, y, z), orientation, box)
 
 
 def _stored(case: DataCase, path: Path) -> StoredArray:

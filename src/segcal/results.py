@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,12 +15,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import segcal
-from segcal.files import write_whole
+from segcal.files import locked, write_whole
 from segcal.measure import CaseSums, Options
 from segcal.volumes import Pairing
 
 if TYPE_CHECKING:
     from segcal.evaluation import Evaluation
+
+
+PARTS = ".parts"
+
+
+@contextmanager
+def open_parts(out: Path) -> Iterator[Path]:
+    """The folder of single cases' sums in `out`, held so that no other process writes there."""
+    parts = out / PARTS
+    parts.mkdir(parents=True, exist_ok=True)
+    with locked(parts / ".lock", out):
+        yield parts
+
+
+def keep_only(parts: Path, wanted: Iterable[Path]) -> None:
+    """Remove what is left of other options, other files, or a process that was killed."""
+    keep = {path.name for path in wanted}
+    for path in parts.iterdir():
+        if path.name not in keep:
+            path.unlink(missing_ok=True)
 
 
 class Failure(NamedTuple):

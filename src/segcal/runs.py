@@ -28,7 +28,7 @@ from segcal.files import locked, write_whole
 from segcal.inference import build_network, measure_logits, measuring_options, predict_logits
 from segcal.measure import CaseSums, stamp
 from segcal.prepare import prepare_case, read_labels, restore
-from segcal.results import Failure, Outcome, stack_cases, write_results
+from segcal.results import Failure, Outcome, keep_only, open_parts, stack_cases, write_results
 from segcal.scaling import Temperature
 from segcal.volumes import Pairing
 
@@ -207,18 +207,17 @@ def evaluate_run(
     """
     out = Path(out)
     options = measuring_options(run.dataset, run.config)
-    (out / ".parts").mkdir(parents=True, exist_ok=True)
     cases = [case for case in run.cases(side) if case.label is not None]
     parts: dict[str, Path] = {}
     failures: list[Failure] = []
-    with locked(out / ".parts" / ".lock", out):
+    with open_parts(out) as folder:
         for i, case in enumerate(cases):
-            part = out / ".parts" / f"{_key(run, case, calibrator, 'sums', str(options))}.npz"
+            part = folder / f"{_key(run, case, calibrator, 'sums', str(options))}.npz"
             try:
                 if not part.exists():
                     labels = read_labels(case, run.dataset)
                     sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
-                    sums.save(part, case.name, [*case.images, *([case.label] if case.label else [])])
+                    sums.save(part, case.name, case.files)
                 parts[case.name] = part
             except SegcalError as error:
                 failures.append(Failure(case.name, type(error).__name__, str(error)))
@@ -231,9 +230,7 @@ def evaluate_run(
             }  # fmt: skip
         outcome = Outcome(evaluation, sorted(failures), Pairing(()))
         write_results(outcome, options, out)
-        for path in (out / ".parts").glob("*.npz"):
-            if path not in parts.values():
-                path.unlink()
+        keep_only(folder, parts.values())
     return outcome
 
 
@@ -256,7 +253,7 @@ class _Ledger:
 
 def _key(run: Run, case: DataCase, calibrator: Temperature | None, *what: str) -> str:
     """Names a result: other weights, files, settings or another calibrator give another key."""
-    files = [stamp(path) for path in (*case.images, *([case.label] if case.label else []))]
+    files = [stamp(path) for path in case.files]
     content = [segcal.__version__, run.fingerprint, run.config.hash, case.name, files, what, repr(calibrator)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 

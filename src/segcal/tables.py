@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from segcal.comparison import HIGHER_IS_BETTER, TWO_SIDED, Comparison, Entry
+from segcal.comparison import ERRORS, HIGHER_IS_BETTER, TWO_SIDED, Comparison, Entry
 from segcal.files import write_whole
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def make_table(
 
 
 def _has_floor(column: Column) -> bool:
-    return column.metric in ("ace", "ece", "mce")
+    return column.metric in ERRORS
 
 
 def best_value(entries: Sequence[Entry], column: Column) -> float | None:

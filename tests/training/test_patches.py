@@ -25,7 +25,7 @@ def prepared(shape=SHAPE, *, labelled=True) -> PreparedCase:
     if labelled:
         for value, axis in ((1, 0), (2, 1), (3, 2)):
             np.moveaxis(labels, axis, 0)[1 + 3 * value : 5 + 3 * value] = value
-    geometry = Geometry(shape, ((0, 1), (1, 1), (2, 1)), tuple((0, n) for n in shape), ())
+    geometry = Geometry(shape, ((0, 1), (1, 1), (2, 1)), tuple((0, n) for n in shape))
     return PreparedCase(labels[None].astype(np.float32), labels, np.argwhere(labels).astype(np.int32), geometry)
 
 

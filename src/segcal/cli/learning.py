@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from segcal.cli import app
-from segcal.cli.shown import progress_bar, refusing, say
+from segcal.cli.shown import progress_bar, refusing, say, show_failures, stdout
 
 if TYPE_CHECKING:
     from segcal.datasets import Check
@@ -161,8 +160,7 @@ def predict(
 
         show_outcome(outcome, out)
     else:
-        for failure in predicted.failures[:10]:
-            say(f"{failure.case}: {failure.kind}: {failure.message}")
+        show_failures(predicted.failures)
         say(f"{len(predicted.paths)} maps are in {out}, {len(predicted.failures)} cases failed")
         if predicted.failures:
             raise typer.Exit(1)
@@ -179,7 +177,6 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON instead of tables.")] = False,
 ) -> None:
     """Train Dice + CE, hard ACE and soft ACE, fit a temperature, compare all on test cases, write the report."""
-    from rich.console import Console
 
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
         from segcal import demo as job
@@ -192,7 +189,7 @@ def demo(
     else:
         title, columns = next(iter(LAYOUTS.items()))
         table = make_table(result.comparison, f"{title}, mean over classes, {result.comparison.cases} cases", columns)
-        console = Console() if sys.stdout.isatty() else Console(width=200)
+        console = stdout()
         console.print(to_terminal(table))
         for note in notes(result.comparison):
             console.print(note, markup=False, highlight=False, soft_wrap=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from segcal.cli import app
-from segcal.cli.shown import progress_bar, refusing, say
+from segcal.cli.shown import progress_bar, refusing, say, show_failures, stdout
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,8 +77,7 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
         if names:
             shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             say(f"{len(names)} {word}: {shown}")
-    for failure in outcome.failures[:10]:
-        say(f"{failure.case}: {failure.kind}: {failure.message}")
+    show_failures(outcome.failures)
     if outcome.evaluation is not None:
         if as_json:
             print((out / "summary.json").read_text(encoding="utf-8"))
@@ -108,7 +106,6 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON instead of tables.")] = False,
 ) -> None:
     """Compare methods on the same cases: means, changes, intervals over patients, paired tests, the floor of chance."""
-    from rich.console import Console
 
     import segcal
     from segcal.evaluation import read_evaluations
@@ -135,7 +132,7 @@ def compare(
     if as_json:
         print(to_json(comparison))
     else:
-        console = Console() if sys.stdout.isatty() else Console(width=200)  # in a file, lines need not wrap
+        console = stdout()
         for table in comparison_tables(comparison):
             console.print(to_terminal(table))
         for note in notes(comparison):

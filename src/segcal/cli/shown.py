@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from segcal.results import Failure
 
 
 TRAINING_NEEDS = ("monai", "pydantic", "tensorboard", "tomli_w")
@@ -20,6 +23,19 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+def stdout() -> Console:
+    """Where tables go; in a file, lines need not wrap."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+def show_failures(failures: Sequence[Failure]) -> None:
+    """The first of them, a line each."""
+    for failure in failures[:10]:
+        say(f"{failure.case}: {failure.kind}: {failure.message}")
 
 
 def say(text: str) -> None:

@@ -27,6 +27,11 @@ class DataCase:
     label: Path | None
     """None: an image without labels."""
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All of them: what a result of this case was made from."""
+        return self.images if self.label is None else (*self.images, self.label)
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -156,7 +156,7 @@ def backward(
             a, b, c = run[r], run[r + 1], true[r]
             _subtract_entropy(g[c, a:b], p[c, a:b], of_class[c, CROSS_ENTROPY], y, b - a, activation)
         for c in range(classes):
-            _store(g[c], x[c], n, activation, position, first, gradient[c])
+            _store(g[c], x[c], n, activation, position, gradient[c])
 
 
 @jit
@@ -231,7 +231,7 @@ def _copy(labels, position, n, y):
 
 
 @jit
-def _store(g, x, n, activation, position, first, gradient):
+def _store(g, x, n, activation, position, gradient):
     """Write the block's gradient; probabilities that were clipped have none."""
     if activation == NONE:
         for v in range(n):

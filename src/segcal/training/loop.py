@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch import nn
 import segcal
 from segcal.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from segcal.config import NO_MATTER, RunConfig, read_config
-from segcal.datasets import Dataset, make_split, open_dataset, read_split, write_split
+from segcal.datasets import Dataset, Split, make_split, open_dataset, read_split, write_split
 from segcal.distributed import Processes, processes
 from segcal.errors import ConfigError, FileError, SegcalError
 from segcal.files import locked, write_whole
@@ -62,22 +63,19 @@ def train(
     folder = Path(out)
     dataset = open_dataset(config.data.dataset, config.data.root)
     config = config.resolved(dataset)
-    with processes() as team:
-        folder.mkdir(parents=True, exist_ok=True)
-        store = PreparedStore(Path(prepared or folder.parent / "prepared"), dataset, config.data)
-        if not team.first:
-            team.wait()  # until the first has looked at the folder
-            return _Training(config, folder, dataset, store, team).run(progress)
-        with locked(folder / ".lock", folder):
-            _claim(folder, config, dataset, say)
-            team.wait()
-            return _Training(config, folder, dataset, store, team).run(progress)
+    split = make_split(dataset, seed=config.data.split_seed, file=config.data.split)
+    store = PreparedStore(Path(prepared or folder.parent / "prepared"), dataset, config.data)
+    folder.mkdir(parents=True, exist_ok=True)
+    with processes() as team, locked(folder / ".lock", folder) if team.first else nullcontext():
+        if team.first:
+            _claim(folder, config, dataset, split, say)
+        team.wait()  # until the first has looked at the folder
+        return _Training(config, folder, dataset, split, store, team).run(progress)
 
 
-def _claim(folder: Path, config: RunConfig, dataset: Dataset, say: Callable[[str], None]) -> None:
+def _claim(folder: Path, config: RunConfig, dataset: Dataset, split: Split, say: Callable[[str], None]) -> None:
     """Make the folder this run's, or see that it is; say what is special about the data."""
     path, split_path = folder / "config.toml", folder / "split.txt"
-    split = make_split(dataset, seed=config.data.split_seed, file=config.data.split)
     if any((folder / name).exists() for name in (LAST, BEST)):  # before that, nothing is lost
         there = read_config(path)
         if there.hash != config.hash:
@@ -111,10 +109,9 @@ class _Training:
     """What a run holds while it runs."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, dataset: Dataset, store: PreparedStore, team: Processes
+        self, config: RunConfig, folder: Path, dataset: Dataset, split: Split, store: PreparedStore, team: Processes
     ) -> None:
         self.config, self.folder, self.dataset, self.store, self.team = config, folder, dataset, store, team
-        split = make_split(dataset, seed=config.data.split_seed, file=config.data.split)
         by_name = {case.name: case for case in dataset.cases}
         self.cases = [by_name[name] for name in split.train]
         self.validation = [by_name[name] for name in split.validation]
@@ -156,7 +153,7 @@ class _Training:
                 row |= self._validate(epoch)
             self.log.add(row)
             if self.team.first:
-                self._save(LAST, epoch)
+                self._save(epoch)
                 self.log.write()
             dice = f", validation DSC {row['dice']:.4f}" if "dice" in row else ""
             progress(epoch, epochs, f"loss {row['loss']:.4f}{dice}")
@@ -219,7 +216,7 @@ class _Training:
                 save_checkpoint(self.folder / BEST, content | {"config": self.config.hash})
         return row
 
-    def _save(self, name: str, epoch: int) -> None:
+    def _save(self, epoch: int) -> None:
         content = {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -230,7 +227,7 @@ class _Training:
             "log": self.log.rows,
             "config": self.config.hash,
         }
-        save_checkpoint(self.folder / name, content)
+        save_checkpoint(self.folder / LAST, content)
 
     def _resume(self) -> int:
         """Take up the last checkpoint, if there is one; the epochs done."""
