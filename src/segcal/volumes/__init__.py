@@ -1,11 +1,24 @@
 """Predicted probability maps and label maps on disk: pair them, check that their grids agree, read them in slabs.
 
 Reading order: `pairing` (which files belong together), `arrays` (what a file holds), `grids` (which axis is which and
-whether prediction and label lie in the same place), `cases` (a case read slab by slab).
+whether prediction and label lie in the same place), `cases` (a case read slab by slab), `predictions` (maps without
+labels, read whole and written back).
 """
 
 from segcal.volumes.cases import Case, open_case
 from segcal.volumes.grids import Grid
 from segcal.volumes.pairing import CaseFiles, Pairing, pair_cases
+from segcal.volumes.predictions import Prediction, PredictionFiles, find_predictions, open_prediction
 
-__all__ = ["Case", "CaseFiles", "Grid", "Pairing", "open_case", "pair_cases"]
+__all__ = [
+    "Case",
+    "CaseFiles",
+    "Grid",
+    "Pairing",
+    "Prediction",
+    "PredictionFiles",
+    "find_predictions",
+    "open_case",
+    "open_prediction",
+    "pair_cases",
+]

@@ -13,7 +13,8 @@ import math
 import mmap
 import struct
 import zipfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NoReturn, cast
@@ -66,6 +67,7 @@ class StoredArray:
     inter: float = 0.0
     geometry: Geometry | None = None  # NIfTI only
     key: str | None = None  # its name inside an .npz file
+    order: Literal["C", "F"] = "C"  # in which the file has the values: last axis fastest, or first
     mapping: mmap.mmap | None = None  # None: in memory
 
     @property
@@ -90,35 +92,66 @@ def stem_of(path: Path) -> str | None:
     return None
 
 
-def read_array(path: Path, *, keys: tuple[str, ...] = ()) -> StoredArray:
-    """The array in a file; of several in an .npz file the first that goes by one of `keys`."""
+def read_array(path: Path, *, keys: tuple[str, ...] = (), peek: bool = False) -> StoredArray:
+    """The array in a file; of several in an .npz file the first that goes by one of `keys`.
+
+    `peek`: read no further than its header; in place of the values stand zeros that take no memory.
+    """
     extension = path.suffix.lower()
     if stem_of(path) is None:
         raise FileError(f"{path.name} must end in one of {', '.join(EXTENSIONS)}.")
+    with _reading(path) as file:
+        if extension == ".npz":
+            return _read_npz(path, file, keys, peek)
+        return _read_npy(path, file, peek) if extension == ".npy" else _read_nifti(path, file, peek)
+
+
+def read_nifti_start(path: Path) -> tuple[Any, bytes, bool]:
+    """Header, all bytes before the voxels (the header as stored, and extensions), whether the file is compressed."""
+    with _reading(path) as file:
+        stream, compressed = _uncompressed(file)
+        header, start = _nifti_header(path, stream)
+        offset = header.get_data_offset()
+        _check_size(path, offset, compressed=compressed)
+        start += stream.read(max(0, offset - len(start)))
+        if len(start) != offset:
+            raise EOFError
+        return header, start, compressed
+
+
+def refuse_objects(path: Path) -> None:
+    """Refuse an .npz file with Python objects in any of its arrays: they are never unpickled, nor passed on."""
+    with _reading(path) as file, zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if member.filename.endswith(".npy"):
+                with archive.open(member) as stream:
+                    _npy_header(path, cast(BinaryIO, stream))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """The file, opened; whatever goes wrong with it is a `FileError`."""
     try:
         if not path.is_file():  # opening a pipe would wait for ever
             raise FileError(f"{path.name} must be a file; {'it is none' if path.exists() else 'it does not exist'}.")
         with path.open("rb") as file:
             if path.stat().st_size == 0:
                 raise FileError(f"{path.name} must hold an array; the file is empty.")
-            if extension == ".npz":
-                return _read_npz(path, file, keys)
-            return _read_npy(path, file) if extension == ".npy" else _read_nifti(path, file)
+            yield file
     except FileError:
         raise
     except EOFError as error:
         raise FileError(f"{path.name} must be complete; it ends too early (a broken copy?).") from error
     except Exception as error:  # whatever a parser trips over in a broken file
-        kind = {".npz": "an .npz file", ".npy": "an .npy file"}.get(extension, "a NIfTI image")
+        kind = {".npz": "an .npz file", ".npy": "an .npy file"}.get(path.suffix.lower(), "a NIfTI image")
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise FileError(f"{path.name} must be {kind}; it cannot be read ({reason}).") from error
 
 
-def _read_nifti(path: Path, file: BinaryIO) -> StoredArray:
-    compressed = file.read(2) == b"\x1f\x8b"  # what it is, not what it is called
-    file.seek(0)
-    stream = _gunzip(file) if compressed else file
-    header, position = _nifti_header(path, stream)
+def _read_nifti(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
+    stream, compressed = _uncompressed(file)
+    header, start = _nifti_header(path, stream)
+    position = len(start)
     shape, dtype, offset = header.get_data_shape(), header.get_data_dtype(), header.get_data_offset()
     slope, inter = header.get_slope_inter()
     shape = tuple(int(length) for length in shape)
@@ -127,7 +160,9 @@ def _read_nifti(path: Path, file: BinaryIO) -> StoredArray:
     size = _byte_size(path, shape, dtype)
     _check_size(path, offset + size, compressed=compressed)
     mapping = None
-    if compressed:
+    if peek:
+        values = _no_values(shape, dtype)
+    elif compressed:
         _skip(stream, offset - position)
         values = np.ndarray(shape, dtype, _inflate(stream, size), order="F")
     else:
@@ -135,11 +170,18 @@ def _read_nifti(path: Path, file: BinaryIO) -> StoredArray:
         values = np.ndarray(shape, dtype, mapping, offset, order="F")
     with np.errstate(all="ignore"):  # senseless numbers are left out where they matter
         geometry = _geometry(header)
-    return StoredArray(values, slope or 1.0, inter or 0.0, geometry, mapping=mapping)
+    return StoredArray(values, slope or 1.0, inter or 0.0, geometry, order="F", mapping=mapping)
 
 
-def _nifti_header(path: Path, stream: BinaryIO) -> tuple[Any, int]:
-    """The header, mended as nibabel does, and the number of bytes read."""
+def _uncompressed(file: BinaryIO) -> tuple[BinaryIO, bool]:
+    """What the file holds, and whether it is compressed: by what it is, not by what it is called."""
+    compressed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    return (_gunzip(file) if compressed else file), compressed
+
+
+def _nifti_header(path: Path, stream: BinaryIO) -> tuple[Any, bytes]:
+    """The header, mended as nibabel does, and its bytes as they were."""
     start = stream.read(348)
     if start[:4] in (struct.pack("<i", 540), struct.pack(">i", 540)):
         start += stream.read(540 - 348)
@@ -148,7 +190,7 @@ def _nifti_header(path: Path, stream: BinaryIO) -> tuple[Any, int]:
         _refuse(path, "it does not begin with a NIfTI header")
     header = kind(start, check=False)
     header.check_fix(logger=_QUIET)
-    return header, len(start)
+    return header, start
 
 
 def _geometry(header: Any) -> Geometry:
@@ -174,12 +216,15 @@ def _invertible(affine: NDArray[np.float64]) -> bool:
     return bool(np.isfinite(affine).all()) and bool(np.linalg.cond(affine[:3, :3]) < 1e6)
 
 
-def _read_npy(path: Path, file: BinaryIO) -> StoredArray:
+def _read_npy(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     shape, fortran, dtype = _npy_header(path, file)
     offset = file.tell()
+    order: Literal["C", "F"] = "F" if fortran else "C"
     _check_size(path, offset + _byte_size(path, shape, dtype), compressed=False)
+    if peek:
+        return StoredArray(_no_values(shape, dtype), order=order)
     mapping = _map(file)
-    return StoredArray(np.ndarray(shape, dtype, mapping, offset, order="F" if fortran else "C"), mapping=mapping)
+    return StoredArray(np.ndarray(shape, dtype, mapping, offset, order=order), order=order, mapping=mapping)
 
 
 def _npy_header(path: Path, stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -192,7 +237,7 @@ def _npy_header(path: Path, stream: BinaryIO) -> tuple[tuple[int, ...], bool, np
     return shape, fortran, dtype
 
 
-def _read_npz(path: Path, file: BinaryIO, keys: tuple[str, ...]) -> StoredArray:
+def _read_npz(path: Path, file: BinaryIO, keys: tuple[str, ...], peek: bool) -> StoredArray:
     """One member of the archive: mapped where it is stored plainly, inflated where it is compressed."""
     with zipfile.ZipFile(file) as archive:
         member = _choose(path, archive.infolist(), keys)
@@ -209,11 +254,13 @@ def _read_npz(path: Path, file: BinaryIO, keys: tuple[str, ...]) -> StoredArray:
     order: Literal["C", "F"] = "F" if fortran else "C"
     if size > member.file_size or member.file_size > _MOST_INFLATION * (member.compress_size + 64):
         _refuse(path, f"array {key!r} announces {size:,} bytes and the archive holds {member.file_size:,}")
+    if peek:
+        return StoredArray(_no_values(shape, dtype), key=key, order=order)
     if deflated:
-        return StoredArray(np.ndarray(shape, dtype, _inflate(stream, size), order=order), key=key)
+        return StoredArray(np.ndarray(shape, dtype, _inflate(stream, size), order=order), key=key, order=order)
     offset, mapping = file.tell(), _map(file)
     _check_size(path, offset + size, compressed=False)
-    return StoredArray(np.ndarray(shape, dtype, mapping, offset, order=order), key=key, mapping=mapping)
+    return StoredArray(np.ndarray(shape, dtype, mapping, offset, order=order), key=key, order=order, mapping=mapping)
 
 
 def _choose(path: Path, members: list[zipfile.ZipInfo], keys: tuple[str, ...]) -> zipfile.ZipInfo:
@@ -257,6 +304,12 @@ def _gunzip(file: BinaryIO | io.RawIOBase) -> BinaryIO:
     return cast(BinaryIO, opener(fileobj=file))
 
 
+def gzip_into(file: BinaryIO) -> BinaryIO:
+    """A stream that compresses into the file, fast, and with neither a name nor a time of day in it."""
+    opener: Any = gzip.GzipFile
+    return cast(BinaryIO, opener(filename="", mode="wb", compresslevel=1, fileobj=file, mtime=0))
+
+
 def _inflate(stream: BinaryIO, size: int) -> NDArray[np.uint8]:
     """Exactly the next `size` bytes; where the stream ends there, its checksum is checked too."""
     buffer = np.empty(size, np.uint8)
@@ -269,6 +322,10 @@ def _inflate(stream: BinaryIO, size: int) -> NDArray[np.uint8]:
         filled += len(part)
     stream.read(1)
     return buffer
+
+
+def _no_values(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def _skip(stream: BinaryIO, size: int) -> None:

@@ -22,8 +22,8 @@ _FULL_SCALE = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 
 
 @dataclass(frozen=True, eq=False)
-class _Source:
-    """Some classes of a prediction: a view (class, x, y, z) on the label grid, and how its numbers are meant."""
+class Source:
+    """Some classes of a prediction: a view (class, x, y, z) on the case's grid, and how its numbers are meant."""
 
     view: NDArray[Any]
     stored: StoredArray
@@ -56,7 +56,7 @@ class _Source:
 class Case:
     """Probabilities and labels of one case on one grid, to be read in slabs; close it, or use it in a with block."""
 
-    def __init__(self, name: str, sources: list[_Source], label: StoredArray, label_view: NDArray[Any], grid: Grid):
+    def __init__(self, name: str, sources: list[Source], label: StoredArray, label_view: NDArray[Any], grid: Grid):
         self.name = name
         self.grid = grid
         self.classes = sum(len(source.view) for source in sources)
@@ -130,11 +130,11 @@ def open_case(files: CaseFiles) -> Case:
     except FileError as error:
         raise FileError(f"{files.name}: {error}") from error
     label_view, views, grid = fit(files.name, label, predictions)
-    sources = [_Source(view, stored) for view, stored in zip(views, predictions, strict=True)]
-    return Case(files.name, _with_full_scale(files.name, sources), label, label_view, grid)
+    sources = [Source(view, stored) for view, stored in zip(views, predictions, strict=True)]
+    return Case(files.name, with_full_scale(files.name, sources), label, label_view, grid)
 
 
-def _with_full_scale(case: str, sources: list[_Source]) -> list[_Source]:
+def with_full_scale(case: str, sources: list[Source]) -> list[Source]:
     """The sources, those of unscaled integers with the integer that stands for 1."""
     integers = [source for source in sources if source.view.dtype.kind in "ui" and not source.stored.scaled]
     for source in integers:
@@ -151,7 +151,7 @@ def _with_full_scale(case: str, sources: list[_Source]) -> list[_Source]:
     ]
 
 
-def _any_above_one(sources: list[_Source]) -> bool:
+def _any_above_one(sources: list[Source]) -> bool:
     for source in sources:
         (view,) = _in_stored_order(source.view)
         for box in _boxes(view.shape[1:], _SCAN_VOXELS):
@@ -161,7 +161,7 @@ def _any_above_one(sources: list[_Source]) -> bool:
     return False
 
 
-def _hard(case: str, sources: list[_Source]) -> bool:
+def _hard(case: str, sources: list[Source]) -> bool:
     """True where integers of zeros and ones choose one class per voxel, are a single class, or are all zero.
 
     Other zeros and ones could mean 1 or 1/255: that is not for us to guess, and is refused.

@@ -16,7 +16,7 @@ import numpy as np
 from nibabel.orientations import aff2axcodes
 from numpy.typing import NDArray
 
-from segcal.errors import GridError
+from segcal.errors import GridError, ShapeError
 from segcal.volumes.arrays import Geometry, StoredArray
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -41,6 +41,7 @@ class Reading:
     values: NDArray[Any]
     geometry: Geometry | None
     classes_first: bool = False
+    axes: int = 3  # of space, as stored
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,6 +87,70 @@ def fit(
     raise GridError(f"{case}: {_difference(wrong, targets[-1], alone=len(predictions) > 1)}")
 
 
+def arrange(
+    case: str, predictions: Sequence[StoredArray], *, classes: int | None = None, reference: StoredArray | None = None
+) -> tuple[list[NDArray[Any]], Grid]:
+    """Views (class, x, y, z) of predictions without labels, all on the grid of the first, and that grid.
+
+    Several predictions are one class each. The axis of `classes` is the last of a NIfTI image, then the first; of
+    other arrays the first, then the last; the arrays of nnU-Net are (class, z, y, x). Where the number of classes is
+    not known, the likelier axis counts; a NIfTI image of up to three axes is then one class. A `reference` that has
+    the shape of an array, in order or reversed, says where its voxels lie.
+    """
+    several = len(predictions) > 1
+    if several and classes not in (None, len(predictions)):
+        raise ShapeError(f"{case}: {_expected(classes)}; there are {len(predictions)} files of one class each.")
+    targets = [] if reference is None else _label_readings(reference, last_first=True)
+    readings = _readings_of_classes(predictions[0], 1 if several else classes, targets)
+    if not readings:
+        must = "files of one class each must have the axes of space only" if several else _expected(classes)
+        raise ShapeError(f"{case}: {must}; the array is {_size(predictions[0])}.")
+    pairs = ((reading, target) for reading in readings for target in targets if reading.shape == target.shape)
+    first, place = next(pairs, (readings[0], readings[0]))
+    others = [_beside(case, number, stored, first, targets) for number, stored in enumerate(predictions[1:], 1)]
+    return [first.values, *others], place.grid(first.axes)
+
+
+def space_of_one_class(stored: StoredArray, *, classes: int | None = None) -> tuple[int, ...] | None:
+    """The shape of space, where the array is a single class; None where it is not, or may hold all `classes`."""
+    readings = list(_readings(stored, reverse=False))
+    volume = stored.geometry is not None and _squeeze(stored).values.ndim == 3
+    if not volume and any(len(reading.values) == classes for reading in readings):
+        return None
+    return next((reading.shape for reading in readings if len(reading.values) == 1), None)
+
+
+def _readings_of_classes(stored: StoredArray, classes: int | None, targets: Sequence[Reading]) -> list[Reading]:
+    """Readings with this number of classes, the most likely first; any number where it is not known."""
+    like_nnunet = stored.key in NNUNET_KEYS
+    readings = list(_readings(stored, reverse=bool(targets), like_nnunet=like_nnunet))
+    if classes is not None:
+        return [reading for reading in readings if len(reading.values) == classes]
+    if stored.geometry is None:  # an array is likelier to have an axis of classes than none
+        readings.sort(key=lambda reading: reading.axes == _squeeze(stored).values.ndim)
+    return readings
+
+
+def _beside(case: str, number: int, stored: StoredArray, first: Reading, targets: Sequence[Reading]) -> NDArray[Any]:
+    """A further class on the grid of the first."""
+    readings = _readings_of_classes(stored, 1, targets)
+    for reading in readings:
+        view = _onto(reading, first)
+        if view is not None:
+            return view
+    here, there = _describe(first), _describe(readings[0]) if readings else _size(stored)
+    raise GridError(
+        f"{case}: files of one class each must lie on one grid; class 0 is {here}, class {number} "
+        f"{f'{there} as well, but elsewhere' if here == there else there}."
+    )
+
+
+def _expected(classes: int | None) -> str:
+    if classes is None:
+        return "predictions must have two or three axes of space, and of classes at most one"
+    return f"predictions must have {classes} class{'es' if classes > 1 else ''}, as the calibrator has"
+
+
 def _label_readings(label: StoredArray, *, last_first: bool) -> list[Reading]:
     """Labels of up to three axes have no axis of regions; those of four have one, last where NIfTI is involved."""
     readings = list(_readings(label, reverse=False))
@@ -108,7 +173,8 @@ def _readings(stored: StoredArray, *, reverse: bool, like_nnunet: bool = False) 
         if reversed_space:
             values = values.transpose(0, *range(values.ndim - 1, 0, -1))
         if 3 <= values.ndim <= 4:
-            yield Reading(values if values.ndim == 4 else values[..., np.newaxis], stored.geometry, end == first)
+            axes = values.ndim - 1
+            yield Reading(values if axes == 3 else values[..., np.newaxis], stored.geometry, end == first, axes)
 
 
 def _squeeze(stored: StoredArray) -> StoredArray:

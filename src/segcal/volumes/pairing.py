@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,9 @@ _NUMBERED = rf"(?:class|channel|ch|c|label|{_PROBABILITY_WORDS}|{_DECISION_WORDS
 _CLASS_FILES = [
     re.compile(form, re.IGNORECASE) for form in (rf"(?P<case>){_NUMBERED}", rf"(?P<case>.+?)[_-]{_NUMBERED}")
 ]
+
+Numbered = tuple[int, Path]  # a file after the number in its name
+Rule = Callable[[Sequence[Numbered]], bool]
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Pairing:
 
 
 @dataclass(frozen=True, eq=False)
-class _Claim:
+class Claim:
     """Files of one side that belong together, and the case names they may go by, the best first."""
 
     files: tuple[Path, ...]
@@ -62,14 +65,14 @@ def pair_cases(predictions: Path, labels: Path) -> Pairing:
     alike are a `FileError`. One file on either side is one case, whatever the names.
     """
     if predictions.is_file() and labels.is_file():
-        return Pairing((CaseFiles(_name_of_single(labels), (predictions,), labels),))
+        return Pairing((CaseFiles(_name_of_single(labels, _LABEL_WORDS), (predictions,), labels),))
     for what, folder in (("predictions", predictions), ("labels", labels)):
         if not folder.is_dir():
             found = "is a file and the other is not" if folder.is_file() else "does not exist"
             raise FileError(f"{what} must be a folder, or predictions and labels a file each; {folder} {found}.")
     label_claims = _label_claims(labels)
     known = {name for claim in label_claims for name in claim.names if name is not None}
-    prediction_claims = _prediction_claims(predictions, known)
+    prediction_claims = claims_of_predictions(predictions, known=known)
     matches = _match(prediction_claims, label_claims)
     cases = tuple(
         CaseFiles(name, prediction.files, label.files[0]) for name, (prediction, label) in sorted(matches.items())
@@ -88,10 +91,10 @@ def pair_cases(predictions: Path, labels: Path) -> Pairing:
     )
 
 
-def _match(predictions: Sequence[_Claim], labels: Sequence[_Claim]) -> dict[str, tuple[_Claim, _Claim]]:
+def _match(predictions: Sequence[Claim], labels: Sequence[Claim]) -> dict[str, tuple[Claim, Claim]]:
     """Prediction and label per case name, better names first."""
-    matches: dict[str, tuple[_Claim, _Claim]] = {}
-    taken: set[_Claim] = set()
+    matches: dict[str, tuple[Claim, Claim]] = {}
+    taken: set[Claim] = set()
     ranks = [(i, j) for i in range(3) for j in range(4)]
     for label_rank, prediction_rank in sorted(ranks, key=lambda pair: (sum(pair), pair)):
         wanted = _by_name(labels, label_rank, taken)
@@ -106,7 +109,7 @@ def _match(predictions: Sequence[_Claim], labels: Sequence[_Claim]) -> dict[str,
     return matches
 
 
-def _by_name(claims: Sequence[_Claim], rank: int, taken: set[_Claim]) -> dict[str, list[_Claim]]:
+def _by_name(claims: Sequence[Claim], rank: int, taken: set[Claim]) -> dict[str, list[Claim]]:
     named = defaultdict(list)
     for claim in claims:
         name = claim.names[rank]
@@ -115,7 +118,7 @@ def _by_name(claims: Sequence[_Claim], rank: int, taken: set[_Claim]) -> dict[st
     return named
 
 
-def _label_claims(root: Path) -> list[_Claim]:
+def _label_claims(root: Path) -> list[Claim]:
     """Labels with the names: stem, stem without ending, folder."""
     claims = []
     for folder, stems in _image_files(root).items():
@@ -125,42 +128,52 @@ def _label_claims(root: Path) -> list[_Claim]:
             stems = {path: stem for path, stem in stems.items() if short[path]}
         for path, stem in stems.items():
             plain = None if case and _is_word(stem, _LABEL_WORDS) else stem
-            claims.append(_Claim((path,), (plain, short[path], case if len(stems) == 1 else None)))
+            claims.append(Claim((path,), (plain, short[path], case if len(stems) == 1 else None)))
     return claims
 
 
-def _prediction_claims(root: Path, known: set[str]) -> list[_Claim]:
-    """Predictions with the names: stem, stem without a word of probability, without one of decision, folder."""
+def claims_of_predictions(
+    root: Path, *, known: set[str] | None = None, together: Rule = lambda files: True
+) -> list[Claim]:
+    """Predictions with the names: stem, stem without a word of probability, without one of decision, folder.
+
+    Numbered files may be the classes of a case that is `known` by its label, of any case where there are no labels;
+    `together` says whether they are.
+    """
     claims = []
     for folder, stems in _image_files(root).items():
         case = None if folder == root else folder.name
-        groups = _class_groups(stems, case, known)
+        groups = _class_groups(stems, case, known, together)
         grouped = {path for paths in groups.values() for path in paths}
-        better = set(groups) | {stem for path, stem in stems.items() if _is_array(path)}
-        claims += [_Claim(paths, (name, None, None, None)) for name, paths in groups.items()]
+        better = set(groups) | {stem for path, stem in stems.items() if is_array(path)}
+        claims += [Claim(paths, (name, None, None, None)) for name, paths in groups.items()]
         single = {
-            path: stem
-            for path, stem in stems.items()
-            if path not in grouped and (_is_array(path) or stem not in better)
+            path: stem for path, stem in stems.items() if path not in grouped and (is_array(path) or stem not in better)
         }
         for path, stem in single.items():
             probable, decided = (_shortened(stem, case, words) for words in (_PROBABILITY_WORDS, _DECISION_WORDS))
             plain = None if case and _is_word(stem, f"{_PROBABILITY_WORDS}|{_DECISION_WORDS}") else stem
-            claims.append(_Claim((path,), (plain, probable, decided, case if len(single) == 1 else None)))
+            claims.append(Claim((path,), (plain, probable, decided, case if len(single) == 1 else None)))
     return claims
 
 
-def _class_groups(stems: dict[Path, str], case: str | None, known: set[str]) -> dict[str, tuple[Path, ...]]:
+def _class_groups(
+    stems: dict[Path, str], case: str | None, known: set[str] | None, together: Rule
+) -> dict[str, tuple[Path, ...]]:
     """Case name and files in class order, for files of one folder that are numbered by class."""
-    numbered: dict[tuple[str, str], list[tuple[int, Path]]] = defaultdict(list)
+    numbered: dict[tuple[str, str], list[Numbered]] = defaultdict(list)
+    arrays = {stem for path, stem in stems.items() if is_array(path)}
     for path, stem in stems.items():
         match = next(filter(None, (form.fullmatch(stem) for form in _CLASS_FILES)), None)
         name = match and (match["case"] or case)
-        if match and name in known and stem not in known:
+        possible = is_array(path) or stem not in arrays if known is None else name in known and stem not in known
+        if match and name and possible:
             numbered[name, stem[: match.start("number")]].append((int(match["number"]), path))
     groups: dict[str, tuple[Path, ...]] = {}
     for (name, _), files in sorted(numbered.items()):
         files.sort()
+        if not together(files):
+            continue
         numbers = [number for number, _ in files]
         for (number, one), (next_number, other) in pairwise(files):
             if number == next_number:
@@ -184,13 +197,19 @@ def _is_word(stem: str, words: str) -> bool:
     return re.fullmatch(words, stem, re.IGNORECASE) is not None
 
 
-def _is_array(path: Path) -> bool:
+def is_array(path: Path) -> bool:
+    """Whether the file is of numpy, which does not say where the voxels lie."""
     return path.suffix.lower() in (".npz", ".npy")
 
 
-def _name_of_single(label: Path) -> str:
-    stem = stem_of(label) or label.name
-    return _shortened(stem, label.absolute().parent.name, _LABEL_WORDS) or stem
+def name_of_prediction(path: Path) -> str:
+    """What a prediction given as a single file goes by: its stem without an ending, or its folder's name."""
+    return _name_of_single(path, f"{_PROBABILITY_WORDS}|{_DECISION_WORDS}")
+
+
+def _name_of_single(path: Path, words: str) -> str:
+    stem = stem_of(path) or path.name
+    return _shortened(stem, path.absolute().parent.name, words) or stem
 
 
 def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
