@@ -32,6 +32,7 @@ bench: setup
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/calibrate.py
 
 clean:
 	rm -rf .venv build src/*.egg-info

@@ -28,7 +28,7 @@ from segcal.inference import build_network
 from segcal.prepare import PreparedStore
 from segcal.report import build_report
 from segcal.runs import evaluate_run, load_run
-from segcal.scaling import fit_temperature
+from segcal.scaling import Temperature
 from segcal.tables import comparison_tables, to_markdown, write_comparison
 from segcal.training import train
 from segcal.training.data import patch_loader
@@ -63,7 +63,7 @@ def main() -> None:
         run = load_run(out / method)
         evaluations[method] = evaluate_run(run, out / method / "test").evaluation
         if method == "dice-ce":
-            temperature = fit_temperature(list(run.logits_and_labels("validation")))
+            temperature = Temperature().fit(list(run.logits_and_labels("validation")))
             temperature.save(out / method / "temperature.json")
             print(f"temperature {temperature.temperature:.3f}", flush=True)
             evaluations["dice-ce, temperature"] = evaluate_run(

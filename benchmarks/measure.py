@@ -43,6 +43,11 @@ def high_water():
 
 def peak_bytes(code: str) -> int:
     """Peak memory of a fresh process that runs the code, beyond what it held at the line `# measured from here`."""
+    return peak_and_output(code)[0]
+
+
+def peak_and_output(code: str) -> tuple[int, str]:
+    """The same, and what the code printed."""
     before, after = code.split("# measured from here")
     reset = "open('/proc/self/clear_refs', 'w').write('5')\nstart = high_water()"
     script = f"{HIGH_WATER}\n{before}\n{reset}\n{after}\nprint(high_water() - start)"
@@ -51,7 +56,8 @@ def peak_bytes(code: str) -> int:
         "MALLOC_MMAP_THRESHOLD_": "65536",
     }  # large arrays go back when freed: nothing hides in the heap
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=fixed)
-    return int(output.stdout.split()[-1])
+    said, _, peak = output.stdout.strip().rpartition("\n")
+    return int(peak), said
 
 
 def write_rows(name: str, rows: list[dict[str, object]]) -> None:

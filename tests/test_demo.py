@@ -50,8 +50,8 @@ def test_a_temperature_leaves_dice_as_it_is_and_lowers_the_likelihood_loss_it_wa
     out, _ = demo
     plain, scaled = (Evaluation.load(out / f"evaluations/{name}/evaluation.npz") for name in ("dice-ce", "temperature"))
     assert torch.equal(plain.overlap.predicted, scaled.overlap.predicted)
-    fitted = json.loads((out / "runs/dice-ce/temperature.json").read_text())
-    assert fitted["nll_after"] <= fitted["nll_before"]
+    fitted = json.loads((out / "runs/dice-ce/temperature.json").read_text())["fit"]
+    assert fitted["after"] <= fitted["before"]
 
 
 def test_the_report_is_there_and_tells_of_every_method(demo):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,7 +28,7 @@ from segcal.errors import ConfigError, SegcalError
 from segcal.measure import CaseSums, Options, measure_case, stamp
 from segcal.regions import read_class_names, read_regions
 from segcal.results import Failure, Outcome, keep_only, open_parts, stack_cases, write_results
-from segcal.volumes import CaseFiles, pair_cases
+from segcal.volumes import CaseFiles, Pairing, pair_cases
 
 if TYPE_CHECKING:
     from segcal.evaluation import Evaluation
@@ -45,17 +45,46 @@ def evaluate(
     background: bool = False,
     logits: bool = False,
     sigmoid: bool = False,
+    calibrator: str | os.PathLike[str] | None = None,
     workers: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Evaluate every case that both folders have, and write the results to `out`.
 
     Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv. A case that
-    cannot be read or makes no sense is a failure with a sentence; it does not stop the others.
+    cannot be read or makes no sense is a failure with a sentence; it does not stop the others. A `calibrator` is a
+    file of one: predictions are measured as it makes them, and no map is stored.
     """
     if workers < 1:
         raise ConfigError(f"workers must be at least 1; got {workers}.")
-    predictions, labels, out = Path(predictions), Path(labels), Path(out)
+    out = Path(out)
+    options, pairing = open_cohort(
+        predictions, labels, bins=bins, regions=regions, classes=classes, background=background, logits=logits,
+        sigmoid=sigmoid, calibrator=calibrator,
+    )  # fmt: skip
+    with open_parts(out) as parts:
+        done, failures = _run(pairing.cases, options, parts, workers, progress)
+        evaluation, strangers = _assemble(pairing.cases, done, options)
+        outcome = Outcome(evaluation, sorted(failures + strangers), pairing)
+        write_results(outcome, options, out)
+        keep_only(parts, done.values())
+    return outcome
+
+
+def open_cohort(
+    predictions: str | os.PathLike[str],
+    labels: str | os.PathLike[str],
+    *,
+    bins: int = 20,
+    regions: str | None = None,
+    classes: str | None = None,
+    background: bool = False,
+    logits: bool = False,
+    sigmoid: bool = False,
+    calibrator: str | os.PathLike[str] | None = None,
+) -> tuple[Options, Pairing]:
+    """How two folders are to be read, and which of their files belong together: at least one case."""
+    predictions, labels = Path(predictions), Path(labels)
     names = read_class_names(classes) if classes is not None else _find_class_names(predictions, labels)
     options = Options(
         bins=bins,
@@ -65,19 +94,21 @@ def evaluate(
         regions=None if regions is None else read_regions(regions),
         class_names=None if names is None else tuple(sorted(names.items())),
     )
+    if calibrator is not None:
+        from segcal.calibrated import check_fits
+        from segcal.scaling import load_calibrator
+
+        path = os.path.abspath(calibrator)
+        fitted = load_calibrator(path)
+        check_fits(fitted, options)
+        options = replace(options, calibrator=path, calibrator_fingerprint=fitted.fingerprint)
     pairing = pair_cases(predictions, labels)
     if not pairing.cases:
         raise ConfigError(
             f"predictions and labels must share case names; {predictions} has {len(pairing.unpaired_predictions)} "
             f"predictions and {labels} {len(pairing.unpaired_labels)} labels, and none of them match."
         )
-    with open_parts(out) as parts:
-        done, failures = _run(pairing.cases, options, parts, workers, progress)
-        evaluation, strangers = _assemble(pairing.cases, done, options)
-        outcome = Outcome(evaluation, sorted(failures + strangers), pairing)
-        write_results(outcome, options, out)
-        keep_only(parts, done.values())
-    return outcome
+    return options, pairing
 
 
 def _find_class_names(predictions: Path, labels: Path) -> dict[int, str] | None:
@@ -189,7 +220,8 @@ def _measure_to(files: CaseFiles, options: Options, path: Path) -> Failure | Non
 def _key(files: CaseFiles, options: Options) -> str:
     """Names the result of a case: another file, or other options, give another key."""
     stamps = [stamp(path) for path in (*files.predictions, files.label)]
-    content = json.dumps([segcal.__version__, files.name, stamps, asdict(options)], sort_keys=True)
+    meant = asdict(replace(options, calibrator=None))  # by its fingerprint, wherever it lies
+    content = json.dumps([segcal.__version__, files.name, stamps, meant], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 

@@ -17,7 +17,7 @@ from segcal.errors import SegcalError
 from segcal.evaluation import Evaluation
 from segcal.report import build_report
 from segcal.runs import Run, evaluate_run, load_run
-from segcal.scaling import Temperature, fit_temperature
+from segcal.scaling import Calibrator, Temperature
 from segcal.tables import write_comparison
 from segcal.training import train
 
@@ -74,7 +74,7 @@ def run_demo(
         run = load_run(folder)
         evaluations[method] = _evaluated(run, out / "evaluations" / method, None)
         if method == BASELINE:
-            fitted = fit_temperature(list(run.logits_and_labels("validation")))
+            fitted = Temperature().fit(list(run.logits_and_labels("validation")))
             fitted.save(folder / "temperature.json")
             temperature = fitted.temperature
             evaluations[SCALED] = _evaluated(run, out / "evaluations" / "temperature", fitted)
@@ -86,7 +86,7 @@ def run_demo(
     return DemoResult(comparison, report, temperature)
 
 
-def _evaluated(run: Run, out: Path, calibrator: Temperature | None) -> Evaluation:
+def _evaluated(run: Run, out: Path, calibrator: Calibrator | None) -> Evaluation:
     outcome = evaluate_run(run, out, calibrator=calibrator)
     if outcome.evaluation is None or outcome.failures:
         first = outcome.failures[0]

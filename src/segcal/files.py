@@ -10,7 +10,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +93,20 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
                 f"{folder} is being written by another process; wait for it, or choose another --out."
             ) from error
         yield
+
+
+class Ledger:
+    """Which results are whole, and of what: a JSON file written after each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content: dict[str, str] = {}
+        with suppress(OSError, ValueError, TypeError):  # not there, or not ours: begin anew
+            self.content = dict(json.loads(path.read_text(encoding="utf-8")))
+
+    def get(self, name: str) -> str | None:
+        return self.content.get(name)
+
+    def set(self, name: str, key: str) -> None:
+        self.content[name] = key
+        write_whole(self.path, json.dumps(self.content, indent=2, sort_keys=True).encode())

@@ -6,11 +6,11 @@ All in numpy: torch takes seconds to import, and a worker process that only read
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,10 @@ from segcal.kernels.spec import (
     Spec,
 )
 from segcal.regions import Regions
-from segcal.volumes import CaseFiles, open_case
+from segcal.volumes import Case, CaseFiles, open_case
+
+if TYPE_CHECKING:
+    from segcal.scaling import Calibrator
 
 Array = NDArray[Any]
 
@@ -48,6 +51,9 @@ class Options:
     sigmoid: bool = False
     regions: Regions | None = None
     class_names: tuple[tuple[int, str], ...] | None = None
+    calibrator: str | None = None
+    """File of a calibrator that predictions go through first."""
+    calibrator_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.bins <= 10 * FINE_BINS:
@@ -105,24 +111,44 @@ def stamp(path: Path) -> dict[str, int]:
     return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns}
 
 
-def measure_case(files: CaseFiles, options: Options, *, threads: int | None = None) -> CaseSums:
-    """The sums of one case, read slab by slab."""
-    case = open_case(files)
+def measure_case(
+    files: CaseFiles, options: Options, *, threads: int | None = None, calibrator: Calibrator | None = None
+) -> CaseSums:
+    """The sums of one case, read slab by slab, through the calibrator given or that of the options."""
+    if calibrator is None and options.calibrator is not None:
+        from segcal.calibrated import loaded
+
+        calibrator = loaded(options.calibrator, options.calibrator_fingerprint)
     total: CaseSums | None = None
-    try:
-        for values, labels in case.slabs(max(1 << 16, SLAB_ELEMENTS // case.classes)):
-            sums = measure_voxels(values, labels, options, threads=threads)
+    with open_case(files) as case:
+        for values, labels, ranked in _slabs(case, options, calibrator):
+            sums = measure_voxels(values, labels, options, ranked=ranked, threads=threads)
             total = sums if total is None else total + sums
-    finally:
-        case.close()
     if total is None:
         raise ShapeError("the volume must have voxels; it has none.")
     return total
 
 
-def measure_voxels(values: Array, labels: Array, options: Options, *, threads: int | None = None) -> CaseSums:
-    """The sums of (class, voxel) values and of their labels: (voxel), or (region, voxel) for classes that overlap."""
-    overlapping, ranked = options.sigmoid or len(values) == 1, values
+def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Iterator[tuple[Array, Array, Array | None]]:
+    """Values, labels, and what decisions are taken on where that is something else than the values."""
+    voxels = max(1 << 16, SLAB_ELEMENTS // case.classes)
+    if calibrator is not None:
+        from segcal.calibrated import calibrated_slabs
+
+        yield from calibrated_slabs(case, options, calibrator, most_voxels=voxels)
+        return
+    for values, labels in case.slabs(voxels):
+        yield values, labels, None
+
+
+def measure_voxels(
+    values: Array, labels: Array, options: Options, *, ranked: Array | None = None, threads: int | None = None
+) -> CaseSums:
+    """The sums of (class, voxel) values and of their labels: (voxel), or (region, voxel) for classes that overlap.
+
+    Decisions are taken on `ranked`, values in the same order that tell apart what rounding joined; or on the values.
+    """
+    overlapping, ranked = options.sigmoid or len(values) == 1, values if ranked is None else ranked
     if options.logits:
         values = sigmoid(values) if overlapping else softmax(values)
     collect = partial(_collect, fine_bins=options.fine_bins, threads=threads or os.cpu_count() or 1)
@@ -130,7 +156,9 @@ def measure_voxels(values: Array, labels: Array, options: Options, *, threads: i
         probabilities, truth = regions_of(values, labels, options)
         bins, scores = collect(probabilities, truth)
         scores[1] += collect(1 - probabilities, 1 - truth)[1][1]  # the log loss where a region is not
-        predicted, true = probabilities >= 0.5, truth == 1
+        own = overlapping and len(ranked) == len(probabilities)  # each region has its channel
+        predicted = ranked >= (0.0 if options.logits else 0.5) if own else probabilities >= 0.5
+        true = truth == 1
         overlap = np.array([where.sum(1) for where in (predicted, true, predicted & true)], dtype=np.float64)
         return CaseSums(bins, np.zeros((3, 0)), overlap, scores)
     if labels.ndim != 1:

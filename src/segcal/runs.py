@@ -7,10 +7,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import nibabel
 import numpy as np
@@ -18,18 +17,19 @@ import torch
 from torch import Tensor, nn
 
 import segcal
+from segcal.calibrated import orientation_of, transform_volume, turn
 from segcal.checkpoint import BEST, load_checkpoint
 from segcal.config import RunConfig, read_config
 from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
 from segcal.datasets.layout import nifti_files
 from segcal.datasets.recipes import PLAIN
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
-from segcal.files import locked, write_whole
+from segcal.files import Ledger, locked, write_whole
 from segcal.inference import build_network, measure_logits, measuring_options, predict_logits
 from segcal.measure import CaseSums, stamp
 from segcal.prepare import prepare_case, read_labels, restore
 from segcal.results import Failure, Outcome, keep_only, open_parts, stack_cases, write_results
-from segcal.scaling import Temperature
+from segcal.scaling import Calibrator
 from segcal.volumes import Pairing
 
 _Image: Any = nibabel.Nifti1Image  # nibabel has no types
@@ -60,18 +60,21 @@ class Run:
             raise ConfigError(f"{self.folder / 'split.txt'} must have {side} cases; it has none.")
         return [case for case in self.dataset.cases if case.name in names]
 
-    def logits(self, case: DataCase, calibrator: Temperature | None = None) -> Tensor:
+    def logits(self, case: DataCase, calibrator: Calibrator | None = None) -> Tensor:
         """(class, x, y, z) on the grid of the original image, calibrated if asked for."""
         prepared = prepare_case(case, self.dataset, self.config.data, labels=False)
         logits = predict_logits(self.network, torch.from_numpy(prepared.image), self.config, self.device)
         restored = restore(logits, prepared.geometry)
-        return restored if calibrator is None else calibrator.transform(restored)
+        if calibrator is None:
+            return restored
+        return transform_volume(calibrator, restored, np.array(prepared.geometry.orientation))
 
     def logits_and_labels(self, side: Side) -> Iterator[tuple[Tensor, Tensor]]:
-        """(class, voxel) logits and (voxel) class indices of each case, as calibrators take them."""
+        """(class, x, y, z) logits and (x, y, z) class indices of each case, turned as calibrators take them."""
         for case in self.cases(side):
+            orientation = orientation_of(cast(Any, nibabel.load(case.images[0])).affine)
             labels = torch.from_numpy(read_labels(case, self.dataset))
-            yield self.logits(case).flatten(1), labels.flatten()
+            yield turn(self.logits(case), orientation), turn(labels[None], orientation)[0]
 
 
 def load_run(
@@ -159,7 +162,7 @@ def predict(
     cases: Sequence[DataCase] | None = None,
     content: Literal["probabilities", "logits"] = "probabilities",
     dtype: Literal["float32", "float16"] = "float32",
-    calibrator: Temperature | None = None,
+    calibrator: Calibrator | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Predicted:
     """Write a map (x, y, z, class) for each case, NAME.nii.gz on the grid of its image; those that are there stay.
@@ -176,7 +179,7 @@ def predict(
     cases = run.cases(side) if cases is None else cases
     found = Predicted([], [])
     with locked(out / ".lock", out):
-        done = _Ledger(out / "predictions.json")
+        done = Ledger(out / "predictions.json")
         for i, case in enumerate(cases):
             path = out / f"{case.name}.nii.gz"
             key = _key(run, case, calibrator, content, dtype)
@@ -198,7 +201,7 @@ def evaluate_run(
     out: str | os.PathLike[str],
     *,
     side: Side = "test",
-    calibrator: Temperature | None = None,
+    calibrator: Calibrator | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Evaluate a run on the original grid, one case in memory, no map stored; writes what `segcal evaluate` writes.
@@ -226,7 +229,7 @@ def evaluate_run(
         if evaluation is not None:
             evaluation.provenance["run"] = {
                 "config": run.config.model_dump(mode="json"), "side": side, "weights": run.fingerprint,
-                "calibrator": calibrator and repr(calibrator), "split_note": run.split.note,
+                "calibrator": calibrator and f"{calibrator!r} {calibrator.fingerprint}", "split_note": run.split.note,
             }  # fmt: skip
         outcome = Outcome(evaluation, sorted(failures), Pairing(()))
         write_results(outcome, options, out)
@@ -234,27 +237,18 @@ def evaluate_run(
     return outcome
 
 
-class _Ledger:
-    """Which results are whole, and of what: a JSON file written after each."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.content: dict[str, str] = {}
-        with suppress(OSError, ValueError, TypeError):  # not there, or not ours: begin anew
-            self.content = dict(json.loads(path.read_text(encoding="utf-8")))
-
-    def get(self, name: str) -> str | None:
-        return self.content.get(name)
-
-    def set(self, name: str, key: str) -> None:
-        self.content[name] = key
-        write_whole(self.path, json.dumps(self.content, indent=2, sort_keys=True).encode())
-
-
-def _key(run: Run, case: DataCase, calibrator: Temperature | None, *what: str) -> str:
+def _key(run: Run, case: DataCase, calibrator: Calibrator | None, *what: str) -> str:
     """Names a result: other weights, files, settings or another calibrator give another key."""
     files = [stamp(path) for path in case.files]
-    content = [segcal.__version__, run.fingerprint, run.config.hash, case.name, files, what, repr(calibrator)]
+    content = [
+        segcal.__version__,
+        run.fingerprint,
+        run.config.hash,
+        case.name,
+        files,
+        what,
+        calibrator and calibrator.fingerprint,
+    ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 

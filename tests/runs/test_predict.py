@@ -20,7 +20,7 @@ from segcal.checkpoint import load_checkpoint
 from segcal.cli import app
 from segcal.errors import ConfigError, FileError
 from segcal.runs import evaluate_run, image_cases, load_run, predict
-from segcal.scaling import Temperature, fit_temperature
+from segcal.scaling import Temperature
 from segcal.training import train
 
 METRICS = ("dice", "ace", "ece", "mce", "brier", "nll")
@@ -266,17 +266,18 @@ def test_a_calibrator_divides_the_logits_in_maps_and_in_evaluations(run, outcome
     before, after = outcome.evaluation.case_metrics(), found.case_metrics()
     assert torch.equal(before["dice"], after["dice"])  # no voxel changes its class
     assert not torch.allclose(before["ece"], after["ece"])
-    assert found.provenance["run"]["calibrator"] == repr(half)
+    assert half.fingerprint in found.provenance["run"]["calibrator"]
 
 
 def test_a_temperature_fitted_on_validation_cases_lowers_their_log_loss(run, tmp_path):
-    fitted = fit_temperature(list(run.logits_and_labels("validation")))
-    assert fitted.nll_after <= fitted.nll_before
+    fitted = Temperature().fit(list(run.logits_and_labels("validation")))
+    before, after = fitted.report.before, fitted.report.after
+    assert after <= before
     plain, scaled = (
         evaluate_run(run, tmp_path / str(i), side="validation", calibrator=calibrator).evaluation
         for i, calibrator in enumerate((None, fitted))
     )
-    for evaluation, expected in ((plain, fitted.nll_before), (scaled, fitted.nll_after)):
+    for evaluation, expected in ((plain, before), (scaled, after)):
         total = evaluation.scores.log_loss.sum() / evaluation.scores.voxels[:, 0].sum()
         assert total.item() == pytest.approx(expected, rel=1e-4)
 

@@ -126,7 +126,7 @@ def predict(
         typer.Option("--split", help="Side of the run's split; test if not given."),
     ] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Measure on the spot; store no map.")] = False,
-    calibrator: Annotated[Path | None, typer.Option(help="A temperature fitted after training (.json).")] = None,
+    calibrator: Annotated[Path | None, typer.Option(help="A calibrator that `calibrate fit` wrote (.json).")] = None,
     logits: Annotated[bool, typer.Option("--logits", help="Write logits instead of probabilities.")] = False,
     dtype: Annotated[
         Literal["float32", "float16"], typer.Option(help="float16: 16-bit integers with a scale, in NIfTI.")
@@ -137,14 +137,14 @@ def predict(
     with refusing(stopped=kept):
         from segcal import runs
         from segcal.errors import ConfigError
-        from segcal.scaling import Temperature
+        from segcal.scaling import load_calibrator
 
         if evaluate and (images or logits or dtype != "float32"):
             raise ConfigError("--evaluate must go without --images, which have no labels, --logits and --dtype.")
         if images and (side or data):
             raise ConfigError("--images must go without --split and --data: they are the images to predict.")
         found = runs.load_run(run, root=data, with_data=images is None)
-        fitted = None if calibrator is None else Temperature.load(calibrator)
+        fitted = None if calibrator is None else load_calibrator(calibrator)
         with progress_bar("cases") as advance:
             if evaluate:
                 outcome = runs.evaluate_run(found, out, side=side or "test", calibrator=fitted, progress=advance)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal.cli import app
-from segcal.cli.shown import progress_bar, refusing, say, show_failures, stdout
+from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_unpaired, stdout
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,6 +38,9 @@ def evaluate(
     bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 20,
     background: Annotated[bool, typer.Option("--background", help="Report the background class, too.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
+    calibrator: Annotated[
+        Path | None, typer.Option(help="Measure what this calibrator (.json) makes of the maps; store none.")
+    ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
     sigmoid: Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")] = False,
     classes: Annotated[
@@ -60,6 +63,7 @@ def evaluate(
             background=background,
             logits=logits,
             sigmoid=sigmoid,
+            calibrator=calibrator,
             workers=workers,
             progress=advance,
         )
@@ -70,13 +74,7 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
     """Print what an evaluation found and what failed; exit code 1 where something did."""
     from rich.console import Console
 
-    for word, names in (
-        ("predictions without labels", outcome.pairing.unpaired_predictions),
-        ("labels without predictions", outcome.pairing.unpaired_labels),
-    ):
-        if names:
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            say(f"{len(names)} {word}: {shown}")
+    show_unpaired(outcome.pairing)
     show_failures(outcome.failures)
     if outcome.evaluation is not None:
         if as_json:

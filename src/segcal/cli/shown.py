@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from segcal.results import Failure
+    from segcal.volumes import Pairing
 
 
 TRAINING_NEEDS = ("monai", "pydantic", "tensorboard", "tomli_w")
@@ -36,6 +37,17 @@ def show_failures(failures: Sequence[Failure]) -> None:
     """The first of them, a line each."""
     for failure in failures[:10]:
         say(f"{failure.case}: {failure.kind}: {failure.message}")
+
+
+def show_unpaired(pairing: Pairing) -> None:
+    """Files that found no partner, a line for each side."""
+    for word, names in (
+        ("predictions without labels", pairing.unpaired_predictions),
+        ("labels without predictions", pairing.unpaired_labels),
+    ):
+        if names:
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            say(f"{len(names)} {word}: {shown}")
 
 
 def say(text: str) -> None:

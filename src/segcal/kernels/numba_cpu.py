@@ -41,7 +41,7 @@ def array_sums(x: Array, y: Array, valid: Array, spec: Spec, *, threads: int) ->
     """The same of numpy arrays, for those who do without torch; an empty `valid` is no mask."""
     cases, classes, voxels = x.shape
     raw, kind = _bytes(y)
-    segments = _segments(voxels)
+    segments = segments_of(voxels)
     moments = np.zeros((cases, len(segments), classes, spec.cells, spec.degree + 2))
     label_moments = np.zeros((cases, len(segments), classes, spec.cells, spec.degree + 1))
     class_sums = np.zeros((cases, len(segments), classes, CLASS_SUMS))
@@ -53,7 +53,7 @@ def array_sums(x: Array, y: Array, valid: Array, spec: Spec, *, threads: int) ->
             *where, *_arguments(spec), spec.classes, moments[b, s], label_moments[b, s], class_sums[b, s], found[b, s]
         )
 
-    _run(segment, cases, len(segments), threads)
+    run_segments(segment, cases, len(segments), threads)
     first = np.argwhere(found[..., 0] >= 0)
     wrong = -1 if not len(first) else int(first[0][0] * y[0].size + found[(*first[0], 0)])
     outside = bool(found[..., 1].any())
@@ -68,13 +68,13 @@ def backward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec, gr
     slopes, label_slopes, of_class = (g.to(inputs.dtype).contiguous().numpy() for g in gradients)
     gradient = torch.zeros_like(inputs) if mask is not None else torch.empty_like(inputs)
     raw, kind = _bytes(y)
-    out, segments = gradient.numpy(), _segments(x.shape[2])
+    out, segments = gradient.numpy(), segments_of(x.shape[2])
 
     def segment(b: int, s: int) -> None:
         where = (x[b], raw[b], kind, valid[b % len(valid)], *segments[s])
         numba_passes.backward(*where, *_arguments(spec), slopes[b], label_slopes[b], of_class[b], out[b])
 
-    _run(segment, len(x), len(segments), torch.get_num_threads())
+    run_segments(segment, len(x), len(segments), torch.get_num_threads())
     return gradient
 
 
@@ -94,7 +94,8 @@ def _arguments(spec: Spec) -> tuple[int, float, float, int, int, bool]:
     return activation, float(spec.scale), float(spec.shift), spec.cells, spec.degree, spec.closed == "right"
 
 
-def _segments(voxels: int) -> list[tuple[int, int]]:
+def segments_of(voxels: int) -> list[tuple[int, int]]:
+    """Where to cut the voxels: always alike, whatever the number of threads."""
     step = max(SEGMENT, -(-voxels // MOST_SEGMENTS))
     return [(start, min(start + step, voxels)) for start in range(0, max(voxels, 1), step)]
 
@@ -102,7 +103,8 @@ def _segments(voxels: int) -> list[tuple[int, int]]:
 _pool: tuple[int, int, ThreadPoolExecutor] | None = None  # process, threads, pool: a forked child makes its own
 
 
-def _run(segment: Callable[[int, int], None], cases: int, segments: int, threads: int) -> None:
+def run_segments(segment: Callable[[int, int], None], cases: int, segments: int, threads: int) -> None:
+    """Call `segment(case, segment)` for all of them, on threads of our own."""
     global _pool
     tasks = [(b, s) for b in range(cases) for s in range(segments)]
     if threads == 1 or len(tasks) == 1:

@@ -1,0 +1,164 @@
+"""Predictions on disk as the logits that calibrators take, and through a calibrator back to what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from nibabel import orientations
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segcal.errors import ConfigError, FileError
+from segcal.measure import Options, not_probabilities, regions_of
+from segcal.scaling import Calibrator, load_calibrator
+from segcal.scaling.calibrator import Activation, keep_decisions
+from segcal.volumes import Case, CaseFiles, open_case
+
+Array = NDArray[Any]
+
+LEAST = 1e-7
+"""Probabilities are taken as at least this (of a sigmoid also at most 1 less this) before their logarithm."""
+SLAB_ELEMENTS = 1 << 24
+_orientations: Any = orientations  # nibabel has no types
+_AS_IT_IS = np.array([[axis, 1.0] for axis in range(3)])
+
+
+@lru_cache(maxsize=2)
+def loaded(path: str, fingerprint: str | None) -> Calibrator:
+    """The calibrator of a file, read once in a process; it must be the one of the fingerprint."""
+    calibrator = load_calibrator(path)
+    if fingerprint != calibrator.fingerprint:
+        raise FileError(f"{path} must stay the same while it is used; it has changed since.")
+    return calibrator
+
+
+def activation_of(classes: int, options: Options) -> Activation:
+    """A single channel is a foreground by itself."""
+    return "sigmoid" if options.sigmoid or classes == 1 else "softmax"
+
+
+def check_fits(calibrator: Calibrator, options: Options) -> None:
+    """Refuse a calibrator that was fitted for other predictions than these options speak of."""
+    if options.sigmoid and calibrator.activation != "sigmoid":
+        raise ConfigError("the calibrator is for exclusive classes, these predictions overlap; fit one with --sigmoid.")
+    if not options.sigmoid and calibrator.activation == "sigmoid" and calibrator.classes != 1:
+        raise ConfigError("the calibrator is for classes that overlap; add --sigmoid, or fit one without it.")
+    exclusive = calibrator.activation == "softmax"
+    if not options.logits and calibrator.inputs == "logits" and exclusive and not calibrator.any_shift:
+        raise ConfigError(
+            f"the {calibrator.method} calibrator was fitted on logits, which probabilities do not tell in full; give "
+            f"logits (--logits), or fit it on probabilities."
+        )
+
+
+def as_logits(values: Array, options: Options) -> Tensor:
+    """(class, ...) logits of logits or probabilities; probabilities are clipped and taken by their logarithm."""
+    if options.logits:
+        return torch.from_numpy(values)
+    with np.errstate(invalid="ignore"):
+        inside = (values >= -1e-3) & (values <= 1 + 1e-3)
+    if not inside.all():
+        raise not_probabilities(values)
+    overlapping = activation_of(len(values), options) == "sigmoid"
+    clipped = torch.from_numpy(np.clip(values, LEAST, 1 - LEAST if overlapping else 1))
+    return torch.logit(clipped) if overlapping else clipped.log()
+
+
+def as_stored(logits: Tensor, options: Options) -> Array:
+    """What `as_logits` took: logits, or probabilities in which the largest logit has the largest one, too."""
+    if options.logits:
+        return logits.numpy()
+    if activation_of(len(logits), options) == "sigmoid":
+        return logits.sigmoid().numpy()
+    return keep_decisions(logits, logits.softmax(0)).numpy()
+
+
+def calibrated_slabs(
+    case: Case, options: Options, calibrator: Calibrator, *, most_voxels: int
+) -> Iterator[tuple[Array, Array, Array | None]]:
+    """Calibrated values, labels, and the values before where the calibrator changes no decision.
+
+    Values are what they were in the file, logits or probabilities. Those of spatial calibrators come at once.
+    """
+    if calibrator.spatial:
+        values, labels = case.voxels((slice(None),) * 3)
+        shape = (*case.grid.shape, 1)[:3]
+        volume = as_logits(values, options).reshape(-1, *shape)
+        result = transform_volume(calibrator, volume, orientation_of(case.grid.affine)).flatten(1)
+        yield as_stored(result, options), labels, values if calibrator.keeps_decisions else None
+        return
+    for values, labels in case.slabs(most_voxels):
+        result = calibrator.transform(as_logits(values, options))
+        yield as_stored(result, options), labels, values if calibrator.keeps_decisions else None
+
+
+@dataclass(frozen=True, eq=False)
+class FolderCase:
+    """A case on disk, as a fit reads it: slab by slab, or whole."""
+
+    files: CaseFiles
+    options: Options
+
+    def slabs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        with open_case(self.files) as case:
+            for values, labels in case.slabs(max(1 << 16, SLAB_ELEMENTS // case.classes)):
+                yield as_logits(values, self.options), self._labels(values, labels)
+
+    def volume(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits (class, x, y, z), labels and no image, with the axes turned to right, front and head."""
+        with open_case(self.files) as case:
+            values, labels = case.voxels((slice(None),) * 3)
+            shape = (*case.grid.shape, 1)[:3]
+            truth = self._labels(values, labels)
+            orientation = orientation_of(case.grid.affine)
+            logits = turn(as_logits(values, self.options).reshape(-1, *shape), orientation)
+            turned = turn(truth.reshape(-1, *shape), orientation)
+        return logits, turned if truth.ndim == 2 else turned[0], None
+
+    def _labels(self, values: Array, labels: Array) -> Tensor:
+        """Class indices (voxel), or zeros and ones (class, voxel) where classes overlap."""
+        regions = self.options.regions
+        if activation_of(len(values), self.options) == "sigmoid":
+            truth = regions_of(values, labels, self.options)[1]
+            if len(truth) != len(values):
+                raise ConfigError(
+                    f"predictions of regions must have a channel for each of {len(truth)}; they have {len(values)}."
+                )
+            return torch.from_numpy(truth)
+        if regions is not None and regions.values is not None and labels.ndim == 1:
+            regions_of(values, labels, self.options)  # refuses what does not belong together
+            known = dict(regions.aliases)
+            places = {value: place for place, value in enumerate(regions.values)}
+            found, where = np.unique(labels, return_inverse=True)
+            labels = np.array([places.get(known.get(value, value), -1) for value in found.tolist()])[where]
+        return torch.from_numpy(labels)
+
+
+def orientation_of(affine: Array | None) -> Array:
+    """nibabel's: which axis goes along the body's, and which way; as they are, where no affine says so."""
+    return _AS_IT_IS if affine is None else _orientations.io_orientation(affine)
+
+
+def turn(values: Tensor, orientation: Array) -> Tensor:
+    """(class, x, y, z) with the axes nearest to right, front and head."""
+    if np.array_equal(orientation, _AS_IT_IS):
+        return values
+    moved = _orientations.apply_orientation(np.moveaxis(values.numpy(), 0, -1), orientation)
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(moved, -1, 0)))
+
+
+def turn_back(values: Tensor, orientation: Array) -> Tensor:
+    """What `turn` took."""
+    return turn(values, _orientations.ornt_transform(_AS_IT_IS, orientation))
+
+
+def transform_volume(calibrator: Calibrator, logits: Tensor, orientation: Array) -> Tensor:
+    """Calibrated logits of a whole case (class, x, y, z), seen by those that look at neighbours as in the fit."""
+    if not calibrator.spatial:
+        return calibrator.transform(logits)
+    return turn_back(calibrator.transform(turn(logits, orientation)), orientation)

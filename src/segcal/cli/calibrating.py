@@ -1,0 +1,169 @@
+"""Verbs that calibrate after training: calibrate fit, calibrate apply."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from segcal.cli import app
+from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_unpaired, stdout
+
+if TYPE_CHECKING:
+    from segcal.calibration import Fitted
+
+calibrate = typer.Typer(help="Fit a calibrator to predictions and labels; apply it to other predictions.")
+app.add_typer(calibrate, name="calibrate")
+
+Logits = Annotated[bool, typer.Option("--logits", help="The maps hold logits; otherwise probabilities.")]
+
+
+@calibrate.command()
+def methods() -> None:
+    """List the methods, and what each does."""
+    from segcal.scaling import CALIBRATORS
+
+    for name, kind in CALIBRATORS.items():
+        print(f"{name}: {(kind.__doc__ or '').strip().splitlines()[0]}")
+
+
+@calibrate.command()
+def fit(
+    predictions: Annotated[Path, typer.Argument(help="Folder of maps of cases that the network was not trained on.")],
+    labels: Annotated[Path, typer.Argument(help="Folder of label maps.")],
+    out: Annotated[Path, typer.Option("--out", help="The calibrator to write, as calibrator.json.")],
+    method: Annotated[str, typer.Option(help="One that `segcal calibrate methods` lists.")] = "temperature",
+    logits: Logits = False,
+    sigmoid: Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")] = False,
+    regions: Annotated[str | None, typer.Option(help="Unions of classes: brats, kits or a .toml file.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Names: a,b,c from label 0 on, a dataset.json or a .toml file.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Of the method, as objective=ace or voxels=1000000."),
+    ] = None,
+    folds: Annotated[
+        int | None, typer.Option(min=0, help="Of the cross-validation over patients; 0: none. 5 if not given.")
+    ] = None,
+    patients: Annotated[
+        str | None,
+        typer.Option(help="Which cases are one patient's: 'none', a .csv (case, patient), or an expression's group."),
+    ] = None,
+    bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 20,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write this page, as report.html, on before and after.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the division into folds.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON instead of tables.")] = False,
+) -> None:
+    """Fit a calibrator, and show on held-out cases what it does: tables, tests, and a diagram beside the file."""
+    with refusing(stopped=f"Nothing was written to {out}."):
+        from segcal.calibration import fit_calibrator
+
+        with progress_bar("steps") as advance:
+            fitted = fit_calibrator(
+                predictions, labels, out, method=method, settings=_settings(setting or ()), logits=logits,
+                sigmoid=sigmoid, regions=regions, classes=classes, bins=bins, folds=folds, patients=patients, seed=seed,
+                progress=advance,
+            )  # fmt: skip
+        show_unpaired(fitted.pairing)
+        show_failures(fitted.failures)
+        _show(fitted, out, patients=patients, report=report, as_json=as_json)
+    if fitted.failures:
+        raise typer.Exit(1)
+
+
+def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | None, as_json: bool) -> None:
+    from segcal.calibrated import LEAST
+    from segcal.calibration import reliability_before_and_after
+    from segcal.comparison import compare
+    from segcal.plots import save_figure
+    from segcal.report import build_report
+    from segcal.tables import LAYOUTS, make_table, notes, to_json, to_terminal
+
+    calibrator = fitted.calibrator
+    taken = "logits" if calibrator.inputs == "logits" else f"probabilities, by their logarithm, clipped at {LEAST:g}"
+    say(f"the maps were taken as {taken}")
+    if fitted.before is not None and fitted.after is not None:
+        evaluations = {"before": fitted.before, "calibrated": fitted.after}
+        comparison = compare(evaluations, patients=patients)
+        if as_json:
+            print(to_json(comparison))
+        else:
+            console = stdout()
+            cases = f"{comparison.cases} held-out cases, {fitted.folds} folds"
+            for title, columns in LAYOUTS.items():
+                console.print(to_terminal(make_table(comparison, f"{title}, mean over classes, {cases}", columns)))
+            for note in notes(comparison):
+                console.print(note, markup=False, highlight=False, soft_wrap=True)
+        before, after = (comparison.find(name, metric="dice").value for name in evaluations)
+        unchanged = "no decision changes" if calibrator.keeps_decisions else "decisions may change"
+        say(f"DSC {before:.6f} before, {after:.6f} calibrated: {unchanged}")
+        picture = out.with_suffix(".png")
+        save_figure(reliability_before_and_after(fitted.before, fitted.after, patients=patients), picture)
+        say(f"reliability before and calibrated: {picture}")
+        if report is not None:
+            build_report(evaluations, report, patients=patients, title=f"{calibrator.method}, cross-validated")
+            say(f"the report is {report}")
+    _show_fit(fitted)
+    say(f"the calibrator is {out}")
+
+
+def _show_fit(fitted: Fitted) -> None:
+    """What the fit to all cases found."""
+    found = fitted.calibrator.report
+    if found is None:
+        return
+    value = getattr(fitted.calibrator, "temperature", None)
+    say(
+        f"{fitted.calibrator.method}{'' if value is None else f' {value:.4f}'} from {found.cases} cases and "
+        f"{found.voxels:,} voxels in {found.passes} passes: {found.objective} {found.before:.6f} to {found.after:.6f}"
+        + (f", gradient {found.gradient:.1e}" if found.gradient == found.gradient else "")
+    )
+    if found.sampled is not None:
+        worst = max(found.sampling_errors, default=float("nan"))
+        say(
+            f"fitted on {found.sampled:,} drawn voxels, which adds a standard error of up to {worst:.2g} to a parameter"
+        )
+    for note in found.notes:
+        say(f"note: {note}")
+
+
+def _settings(pairs: list[str] | tuple[()]) -> dict[str, Any]:
+    """key=value as settings; values are JSON where they can be, words otherwise."""
+    from segcal.errors import ConfigError
+
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"a setting must read key=value, as objective=ace; got {pair!r}.")
+        try:
+            settings[key] = json.loads(value)
+        except ValueError:
+            settings[key] = value
+    return settings
+
+
+@calibrate.command()
+def apply(
+    calibrator: Annotated[Path, typer.Argument(help="A calibrator that `calibrate fit` wrote.")],
+    predictions: Annotated[Path, typer.Argument(help="Folder of maps (or one file).")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the calibrated maps; started again, it goes on there.")
+    ],
+    logits: Logits = False,
+) -> None:
+    """Write calibrated maps, each in the format and on the grid of the one it was made from."""
+    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+        from segcal.calibration import apply_calibrator
+
+        with progress_bar("cases") as advance:
+            applied = apply_calibrator(calibrator, predictions, out, logits=logits, progress=advance)
+    show_failures(applied.failures)
+    say(f"{len(applied.paths)} maps are in {out}, {len(applied.failures)} cases failed")
+    if applied.failures:
+        raise typer.Exit(1)

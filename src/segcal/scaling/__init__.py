@@ -1,0 +1,105 @@
+"""Calibrators fitted after training, on logits of cases the network was not trained on.
+
+Each has `fit(cases)`, which goes through a stream of cases as often as it needs, `transform(logits)`, and `save`.
+Reading order: `stream` (cases in pieces), `calibrator` (what all have), `linear` with `likelihood` and `newton` (those
+with a formula and one optimum), `curves` (those without a formula), `ensemble`, `local` (a temperature for each voxel).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from segcal.errors import ConfigError, FileError, SegcalError, one_of
+from segcal.scaling.calibrator import FORMAT, Calibrator, FitReport
+from segcal.scaling.curves import HistogramBinning, Isotonic
+from segcal.scaling.ensemble import EnsembleTemperature
+from segcal.scaling.linear import (
+    Beta,
+    ClassTemperature,
+    Dirichlet,
+    LinearCalibrator,
+    MatrixScaling,
+    Platt,
+    Temperature,
+    VectorScaling,
+)
+from segcal.scaling.local import LocalTemperature
+from segcal.scaling.stream import Sample, draw_sample
+
+CALIBRATORS: dict[str, type[Calibrator]] = {
+    kind.method: kind
+    for kind in (
+        Temperature, ClassTemperature, VectorScaling, MatrixScaling, Dirichlet, Platt, Beta, Isotonic,
+        HistogramBinning, EnsembleTemperature, LocalTemperature,
+    )
+}  # fmt: skip
+"""By the name of the method."""
+
+__all__ = [
+    "CALIBRATORS",
+    "Beta",
+    "Calibrator",
+    "ClassTemperature",
+    "Dirichlet",
+    "EnsembleTemperature",
+    "FitReport",
+    "HistogramBinning",
+    "Isotonic",
+    "LinearCalibrator",
+    "LocalTemperature",
+    "MatrixScaling",
+    "Platt",
+    "Sample",
+    "Temperature",
+    "VectorScaling",
+    "draw_sample",
+    "load_calibrator",
+    "make_calibrator",
+]
+
+
+def make_calibrator(method: str, **settings: Any) -> Calibrator:
+    """A calibrator by the name of its method, not fitted yet.
+
+    >>> make_calibrator("vector").fitted
+    False
+    """
+    one_of("method", method, tuple(CALIBRATORS))
+    try:
+        return CALIBRATORS[method](**settings)
+    except TypeError as error:
+        raise ConfigError(f"{method} has no such setting: {error}.") from error
+
+
+def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
+    """A calibrator that `save` wrote."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
+        calibrator = make_calibrator(content["method"], **content["settings"])
+        classes, inputs, report = content["classes"], content["inputs"], content["fit"]
+        one_of("inputs", inputs, ("logits", "probabilities"))
+        if classes is not None and not (isinstance(classes, int) and classes >= 1):
+            raise ValueError("its classes must be a whole number")
+        calibrator.classes, calibrator.inputs = classes, inputs
+        calibrator.report = None if report is None else _report(report)
+        calibrator.set_state(content["state"])
+    except OSError as error:
+        raise FileError(f"{path} must be a calibrator; {error.strerror or error}.") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, LookupError) else str(error).rstrip(".")
+        raise SegcalError(f"{path} must be a calibrator that segcal wrote; {reason}.") from error
+    return calibrator
+
+
+def _report(content: dict[str, Any]) -> FitReport:
+    lists = {name: tuple(content[name]) for name in ("sampling_errors", "notes")}
+    numbers = {
+        name: float("nan") if content[name] is None else float(content[name])
+        for name in ("before", "after", "gradient")
+    }
+    return FitReport(**content | lists | numbers)
