@@ -28,8 +28,9 @@ VARIANTS: dict[str, dict[str, object]] = {
     "temperature, one epoch": {"method": "temperature", "protocol": "one-epoch"},
     "temperature, ACE": {"method": "temperature", "objective": "ace"},
     "vector, ACE": {"method": "vector", "objective": "ace"},
+    "local-temperature, ACE weighs 3": {"method": "local-temperature", "ace": 3.0},
     "local-temperature, NLL alone": {"method": "local-temperature", "ace": 0.0},
-    "local-temperature, neighbours": {"method": "local-temperature", "dilations": (1, 2), "width": 16},
+    "local-temperature, neighbours": {"method": "local-temperature", "dilations": (1, 2)},
 }
 
 

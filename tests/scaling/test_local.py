@@ -61,8 +61,8 @@ def test_a_temperature_that_depends_on_the_class_is_found_where_one_for_all_cann
     assert found - best < 0.35 * (plain - best)
     temperatures = likeliest.temperatures(logits)[0]
     leads = logits.argmax(0) == 1
-    assert temperatures[leads].median().item() == pytest.approx(3, rel=0.15)
-    assert temperatures[~leads].median().item() == pytest.approx(1, rel=0.15)
+    assert temperatures[leads].median().item() == pytest.approx(3, rel=0.25)
+    assert temperatures[~leads].median().item() == pytest.approx(1, rel=0.25)
 
 
 def test_the_calibration_error_falls_on_cases_not_fitted_to(fitted):
@@ -209,7 +209,7 @@ def test_large_cases_are_learned_from_in_boxes_around_doubtful_voxels(monkeypatc
     whole = local._Box(logits, labels, None)
     size = local._box_size((40, 30, 20), 1000)
     assert math.prod(size) <= 1000
-    calibrator = LocalTemperature(box_voxels=1000)
+    calibrator = LocalTemperature(box_voxels=1000, dilations=(1,))
     for seed in range(20):
         box = calibrator._cut(whole, size, torch.Generator().manual_seed(seed))
         assert box.logits.shape == (2, *size)
@@ -223,9 +223,9 @@ def test_large_cases_are_learned_from_in_boxes_around_doubtful_voxels(monkeypatc
 
 
 def test_the_report_tells_how_far_the_objective_fell(fitted):
-    assert fitted.report.objective == "3 ACE / own + 1 NLL / own"
-    assert fitted.report.before == 4
-    assert fitted.report.after < 3.5
+    assert fitted.report.objective == "1 ACE / own + 1 NLL / own"
+    assert fitted.report.before == 2
+    assert fitted.report.after < 1.8
     assert fitted.report.passes == 1
 
 
@@ -267,7 +267,7 @@ def test_a_file_with_other_weights_is_refused(fitted, tmp_path):
     path = tmp_path / "c.json"
     fitted.save(path)
     text = path.read_text()
-    for old, new in (('"width": 16', '"width": 17'), ('"axes": 3', '"axes": 9'), ('"classes": 3', '"classes": null')):
+    for old, new in (('"width": 16', '"width": 17'), ('"axes": 1', '"axes": 9'), ('"classes": 3', '"classes": null')):
         path.write_text(text.replace(old, new))
         with pytest.raises(SegcalError, match="must be a calibrator that segcal wrote"):
             load_calibrator(path)

@@ -11,7 +11,6 @@ from segcal.scaling import CALIBRATORS
 
 SPATIAL = ("local-temperature",)  # has tests of its own
 METHODS = tuple(name for name in CALIBRATORS if name not in SPATIAL)
-LINEAR = ("temperature", "class-temperature", "vector", "matrix", "dirichlet", "platt", "beta")
 KINDS = [
     (method, activation)
     for method in METHODS

@@ -20,7 +20,7 @@ from segcal.scaling.calibrator import Activation, Calibrator, FitReport
 from segcal.scaling.objective import average_error, soft_statistics
 from segcal.scaling.stream import CaseStream, check_stream, flatten, volume_of
 
-COLDEST, HOTTEST = math.exp(-0.5), math.exp(1.5)
+COLDEST, HOTTEST = math.exp(-0.25), math.exp(1.5)  # much colder ones empty the middle bins, which flatters ACE
 CLIP = 12.0  # logits further than this from the largest one (of a sigmoid: from zero) look alike
 SURE = 0.99  # voxels surer than this stay in the outermost bins: ACE must not steer them, the likelihood does
 BATCH = 4  # cases in a step
@@ -77,11 +77,13 @@ def features_of(logits: Tensor, image: Tensor | None, activation: Activation) ->
 
 
 class _Box(NamedTuple):
-    """A case, or a part of a large one: logits and labels, and the image where it is wanted."""
+    """A case, or a part of it: logits and labels, and the image where it is wanted."""
 
     logits: Tensor
     labels: Tensor
     image: Tensor | None
+    weights: Tensor | None = None
+    """(voxel): how many voxels each stands for; None: one."""
 
 
 class LocalTemperature(Calibrator):
@@ -92,9 +94,11 @@ class LocalTemperature(Calibrator):
     dilations: a convolution over three voxels along each axis for each; none: every voxel by itself.
     image: whether the network sees the image, too; cases are then (logits, labels, image).
     width, steps: of the network; of its training.
-    box_voxels: of a case with more voxels up to eight boxes of this size are learned from, around doubtful voxels.
+    box_voxels: with neighbours or an image, up to eight boxes of this size are learned from in a larger case, around
+        doubtful voxels.
 
-    The cases are read once; boxes are kept in a fixed memory, smaller ones if the cases are many.
+    The cases are read once. What is kept of them, the doubtful voxels and some of the others, or boxes, takes a fixed
+    memory at most: less of each if there are many.
     """
 
     method = "local-temperature"
@@ -103,12 +107,12 @@ class LocalTemperature(Calibrator):
         self,
         *,
         activation: Activation = "softmax",
-        ace: float = 3.0,
+        ace: float = 1.0,
         nll: float = 1.0,
         dilations: Sequence[int] = (),
         image: bool = False,
-        width: int = 32,
-        steps: int = 400,
+        width: int = 16,
+        steps: int = 300,
         bins: int = 20,
         box_voxels: int = 1 << 17,
         seed: int = 0,
@@ -200,7 +204,7 @@ class LocalTemperature(Calibrator):
             stats = soft_statistics(steered, box.labels, self.activation, bins=self.bins)
             aces.append(average_error(stats, "ace", background=self.activation == "sigmoid"))
             pooled = stats if pooled is None else pooled + stats
-            nlls.append(_likelihood(logits, box.labels, self.activation))
+            nlls.append(_likelihood(logits, box.labels, box.weights, self.activation))
         assert pooled is not None  # a batch has boxes
         together = average_error(pooled, "ace", background=self.activation == "sigmoid")
         return (torch.stack(aces).mean() + together) / 2, torch.stack(nlls).mean()
@@ -266,10 +270,13 @@ class LocalTemperature(Calibrator):
                 )
             bytes_of_voxel = sum(part.nbytes for part in whole if part is not None) / whole.logits[0].numel()
             share = max(1, int(KEPT_BYTES / number / bytes_of_voxel))
+            voxels += whole.logits[0].numel()
+            if not self.spatial:
+                boxes.append([self._thin(whole, min(MOST_BOXES * self.box_voxels, share), random)])
+                continue
             size = _box_size(whole.logits.shape[1:], min(self.box_voxels, share))
             often = 1 if size == whole.logits.shape[1:] else min(MOST_BOXES, max(1, share // math.prod(size)))
             boxes.append([self._cut(whole, size, random) for _ in range(often)])
-            voxels += whole.logits[0].numel()
         return boxes, voxels
 
     def _read(self, place: int, case: Any) -> _Box:
@@ -289,6 +296,21 @@ class LocalTemperature(Calibrator):
         truth = truth.reshape(*truth.shape[:-1], *logits.shape[1:]).to(torch.uint8)
         return _Box(flat.float().reshape(logits.shape), truth, None if seen is None else _standardised(seen))
 
+    def _thin(self, whole: _Box, most_voxels: int, random: torch.Generator) -> _Box:
+        """The voxels (class, voxel) that are not sure, and a draw of one in ten of the others; fewer of too many."""
+        logits = whole.logits.flatten(1)
+        labels = whole.labels.reshape(*whole.labels.shape[: whole.labels.ndim - whole.logits.ndim + 1], -1)
+        sure = _sureness(logits, self.activation).amin(0) > SURE
+        places, weights = [], []
+        for group, share in ((~sure, 1.0), (sure, 0.1)):
+            there = group.nonzero()[:, 0]
+            taken = math.ceil(min(len(there) * share, most_voxels * (0.8 if share == 1 else 0.2)))
+            drawn = there[torch.randperm(len(there), generator=random)[:taken]]
+            places.append(drawn)
+            weights.append(torch.full((taken,), len(there) / max(taken, 1)))
+        chosen = torch.cat(places)
+        return _Box(logits[:, chosen], labels[..., chosen], None, torch.cat(weights))
+
     def _cut(self, whole: _Box, size: tuple[int, ...], random: torch.Generator) -> _Box:
         """A box of this size around a voxel that is not sure; all of a small case."""
         shape = whole.logits.shape[1:]
@@ -306,7 +328,7 @@ def _box_size(shape: Sequence[int], most_voxels: int) -> tuple[int, ...]:
     """As large as allowed, the longest sides cut first.
 
     >>> _box_size((100, 100, 10), 10_000)
-    (31, 31, 10)
+    (31, 32, 10)
     """
     size = list(shape)
     while math.prod(size) > most_voxels:
@@ -315,11 +337,15 @@ def _box_size(shape: Sequence[int], most_voxels: int) -> tuple[int, ...]:
     return tuple(size)
 
 
-def _likelihood(logits: Tensor, labels: Tensor, activation: Activation) -> Tensor:
+def _likelihood(logits: Tensor, labels: Tensor, weights: Tensor | None, activation: Activation) -> Tensor:
     """Mean negative log-likelihood."""
     if activation == "softmax":
-        return cross_entropy(logits[None], labels[None].long()).double()
-    return binary_cross_entropy_with_logits(logits, labels.to(logits.dtype)).double()
+        losses = cross_entropy(logits[None], labels[None].long(), reduction="none")[0]
+    else:
+        losses = binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+    if weights is None:
+        return losses.double().mean()
+    return (losses * weights).double().sum() / weights.double().sum() / (1 if losses.ndim == 1 else len(losses))
 
 
 def _sureness(logits: Tensor, activation: Activation) -> Tensor:
