@@ -46,9 +46,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def fit(folder, *options, kind="probabilities", out="c.json"):
-    arguments = ["calibrate", "fit", str(folder / kind), str(folder / "labels"), "--out", str(folder / out), *options]
-    return CliRunner().invoke(app, arguments)
+def fit(folder, *options, kind="probabilities", out="c.json", method="temperature"):
+    arguments = ["calibrate", "fit", str(folder / kind), str(folder / "labels"), "--out", str(folder / out)]
+    return CliRunner().invoke(app, [*arguments, "--method", method, *options])
 
 
 def apply(folder, *options, kind="probabilities", out="maps"):
@@ -75,7 +75,9 @@ def test_logits_and_their_probabilities_give_the_same_temperature(folder):
 
 def test_each_case_is_measured_with_a_calibrator_that_never_saw_its_patient(folder):
     """Recomputed by hand: leave one out, fit, measure."""
-    fitted = fit_calibrator(folder / "probabilities", folder / "labels", folder / "c.json", folds=6)
+    fitted = fit_calibrator(
+        folder / "probabilities", folder / "labels", folder / "c.json", method="temperature", folds=6
+    )
     names = fitted.before.cases
     for i, name in enumerate(names):
         others = [j for j in range(6) if names[j] != name]
@@ -211,6 +213,29 @@ def test_a_method_that_moves_decisions_says_so(folder):
     assert "decisions may change" in done.output
     assert "drawn voxels, which adds a standard error" in done.output
     assert load_calibrator(folder / "c.json").voxels == 3000
+
+
+@pytest.mark.parametrize("settings", [(), ("--set", "dilations=[1]")])
+def test_a_local_temperature_is_the_default_and_sees_the_body_as_it_lies(folder, settings):
+    """Maps whose axes are flipped give the same, turned: fit and apply look along the axes of the body."""
+    arguments = ["calibrate", "fit", str(folder / "probabilities"), str(folder / "labels"), "--folds", "2"]
+    options = ["--out", str(folder / "c.json"), "--set", "steps=20", *settings]
+    done = CliRunner().invoke(app, [*arguments, *options])
+    assert done.exit_code == 0, done.output
+    assert "no decision changes" in done.output
+    assert load_calibrator(folder / "c.json").method == "local-temperature"
+    assert apply(folder).exit_code == 0
+    canonical = folder / "canonical"
+    canonical.mkdir()
+    source = nibabel.load(folder / "probabilities" / "case_0.nii.gz")
+    nibabel.save(nibabel.as_closest_canonical(source), canonical / "case_0.nii.gz")
+    assert apply(folder, kind="canonical", out="turned").exit_code == 0
+    made = nibabel.as_closest_canonical(nibabel.load(folder / "maps" / "case_0.nii.gz")).get_fdata()
+    np.testing.assert_allclose(nibabel.load(folder / "turned" / "case_0.nii.gz").get_fdata(), made, atol=1e-6)
+    through = evaluate(folder / "probabilities", folder / "labels", folder / "a", calibrator=folder / "c.json")
+    written = evaluate(folder / "maps", folder / "labels", folder / "b")
+    one, other = (outcome.evaluation.scores.log_loss.numpy() for outcome in (through, written))
+    np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
 def test_a_report_of_before_and_after_is_written(folder):

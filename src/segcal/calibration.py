@@ -64,7 +64,7 @@ def fit_calibrator(
     labels: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    method: str = "temperature",
+    method: str = "local-temperature",
     settings: dict[str, Any] | None = None,
     logits: bool = False,
     sigmoid: bool = False,

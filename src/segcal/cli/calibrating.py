@@ -34,7 +34,7 @@ def fit(
     predictions: Annotated[Path, typer.Argument(help="Folder of maps of cases that the network was not trained on.")],
     labels: Annotated[Path, typer.Argument(help="Folder of label maps.")],
     out: Annotated[Path, typer.Option("--out", help="The calibrator to write, as calibrator.json.")],
-    method: Annotated[str, typer.Option(help="One that `segcal calibrate methods` lists.")] = "temperature",
+    method: Annotated[str, typer.Option(help="One that `segcal calibrate methods` lists.")] = "local-temperature",
     logits: Logits = False,
     sigmoid: Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")] = False,
     regions: Annotated[str | None, typer.Option(help="Unions of classes: brats, kits or a .toml file.")] = None,
