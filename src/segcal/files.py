@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -20,18 +20,25 @@ from numpy.lib import format as npy
 from segcal.errors import ConfigError, SegcalError
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file so that nobody ever sees a part of it, with the permissions that any new file gets."""
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that has its name only once it is whole, with the permissions that any new file gets."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with partial.open("xb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file so that nobody ever sees a part of it."""
+    with new_file(path) as file:
+        file.write(content)
 
 
 def write_npz(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> str:

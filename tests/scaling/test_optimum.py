@@ -13,7 +13,7 @@ from truths import drawn, nll
 
 from segcal.errors import SegcalError
 from segcal.scaling import Beta, Dirichlet, EnsembleTemperature, Temperature, make_calibrator
-from segcal.scaling.linear import COLDEST, HOTTEST
+from segcal.scaling.forms import COLDEST, HOTTEST
 
 
 def log_odds(z, activation):

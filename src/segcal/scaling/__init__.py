@@ -1,8 +1,9 @@
 """Calibrators fitted after training, on logits of cases the network was not trained on.
 
 Each has `fit(cases)`, which goes through a stream of cases as often as it needs, `transform(logits)`, and `save`.
-Reading order: `stream` (cases in pieces), `calibrator` (what all have), `linear` with `likelihood` and `newton` (those
-with a formula and one optimum), `curves` (those without a formula), `ensemble`, `local` (a temperature for each voxel).
+Reading order: `stream` (cases in pieces), `calibrator` (what all have), `linear` with `likelihood` and `newton`, then
+`forms` (those with a formula and one optimum), `curves` (those without a formula), `ensemble`, `local` (a temperature
+for each voxel) with `objective`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,8 @@ from segcal.errors import ConfigError, FileError, SegcalError, one_of
 from segcal.scaling.calibrator import FORMAT, Calibrator, FitReport
 from segcal.scaling.curves import HistogramBinning, Isotonic
 from segcal.scaling.ensemble import EnsembleTemperature
-from segcal.scaling.linear import (
-    Beta,
-    ClassTemperature,
-    Dirichlet,
-    LinearCalibrator,
-    MatrixScaling,
-    Platt,
-    Temperature,
-    VectorScaling,
-)
+from segcal.scaling.forms import Beta, ClassTemperature, Dirichlet, MatrixScaling, Platt, Temperature, VectorScaling
+from segcal.scaling.linear import LinearCalibrator
 from segcal.scaling.local import LocalTemperature
 from segcal.scaling.stream import Sample, draw_sample
 

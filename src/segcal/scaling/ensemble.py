@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from segcal.scaling.calibrator import Activation, Calibrator, FitReport
-from segcal.scaling.linear import COLDEST, HOTTEST, START_VOXELS, Temperature
+from segcal.scaling.forms import COLDEST, HOTTEST, Temperature
+from segcal.scaling.linear import START_VOXELS
 from segcal.scaling.newton import Minimum, Quadratic, minimise
 from segcal.scaling.stream import CaseStream, Piece, Sample, draw_sample, pieces_of
 

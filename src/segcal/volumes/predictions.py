@@ -8,9 +8,7 @@ the arrays in its files.
 
 from __future__ import annotations
 
-import os
 import shutil
-import uuid
 import zipfile
 import zlib
 from collections import defaultdict
@@ -25,6 +23,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from segcal.errors import ConfigError, FileError, ShapeError
+from segcal.files import new_file
 from segcal.volumes.arrays import (
     EXTENSIONS,
     StoredArray,
@@ -197,7 +196,8 @@ class Prediction:
         with _naming(self.name), ExitStack() as stack:  # all files appear together, at its end
             for i, target in enumerate(targets):
                 _fill(views[i], parts[i], forms[i])
-                file = stack.enter_context(_new_file(target))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(new_file(target))
                 _write(file, self._files[i], new[i], None if forms[i] == own[i] else forms[i])
         return targets
 
@@ -355,19 +355,3 @@ def _naming(case: str) -> Iterator[None]:
         yield
     except FileError as error:
         raise FileError(f"{case}: {error}") from error
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that has its name only once it is whole; in a folder that is made where there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
