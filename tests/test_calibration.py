@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from segcal import ConfigError, evaluate
 from segcal.calibrated import LEAST, orientation_of, turn, turn_back
-from segcal.calibration import _folds, fit_calibrator
+from segcal.calibration import _folds, apply_calibrator, fit_calibrator, reliability_before_and_after
 from segcal.cli import app
 from segcal.errors import LabelError, SegcalError
 from segcal.scaling import Temperature, VectorScaling, load_calibrator
@@ -328,6 +328,28 @@ def test_predictions_are_never_written_over(folder, inside):
     done = apply(folder, out=inside)
     assert done.exit_code == 2
     assert "--out must lie outside of the predictions" in done.output
+
+
+def test_one_map_is_calibrated_into_a_folder_beside_it(folder):
+    Temperature(2.0).save(folder / "c.json")
+    source = folder / "probabilities" / "case_0.nii.gz"
+    applied = apply_calibrator(folder / "c.json", source, folder / "probabilities" / "one")
+    assert applied.paths == [folder / "probabilities" / "one" / "case_0.nii.gz"]
+    with pytest.raises(ConfigError, match="--out must lie outside"):
+        apply_calibrator(folder / "c.json", source, source.parent)
+
+
+def test_of_many_classes_before_and_calibrated_stand_side_by_side(tmp_path):
+    for i in range(3):
+        logits, labels = draw(i, classes=6)
+        save(tmp_path / "probabilities" / f"case_{i}.nii.gz", softmax(logits, -1))
+        save(tmp_path / "labels" / f"case_{i}.nii.gz", labels)
+    fitted = fit_calibrator(
+        tmp_path / "probabilities", tmp_path / "labels", tmp_path / "c.json", method="temperature", folds=3
+    )
+    figure = reliability_before_and_after(fitted.before, fitted.after)
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles[:3] == ["class 1, before", "class 1, calibrated", "class 2, before"]
 
 
 def test_a_broken_calibrator_is_one_sentence(folder):

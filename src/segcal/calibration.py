@@ -51,7 +51,7 @@ class Fitted(NamedTuple):
     """A calibrator, and the cases as they were and as calibrators fitted without them make them."""
 
     calibrator: Calibrator
-    before: Evaluation | None
+    before: Evaluation
     after: Evaluation | None
     """None: without cross-validation."""
     folds: int
@@ -190,7 +190,7 @@ def _folds(names: Sequence[str], rule: str | None, folds: int | None, seed: int)
 
 
 def reliability_before_and_after(before: Evaluation, after: Evaluation, *, patients: str | None = None) -> Figure:
-    """Reliability diagrams of every class, as it was above, calibrated below."""
+    """Reliability diagrams of every class: as it was above, calibrated below; of more than four, side by side."""
     from segcal.colours import BLUE
     from segcal.diagrams import reliability
     from segcal.plots.reliability import reliability_grid
@@ -199,12 +199,13 @@ def reliability_before_and_after(before: Evaluation, after: Evaluation, *, patie
     who = patients_of(before.cases, patients)
     shown = {"before": before.foreground(), "calibrated": after.foreground()}
     names = shown["before"].classes
+    order = [(when, i) for when in shown for i in range(len(names))]
+    if len(names) > 4:
+        order.sort(key=lambda pair: pair[1])
     diagrams = {
-        f"{name}, {when}": reliability(evaluation.binned.select(classes=[i]), patients=who)
-        for when, evaluation in shown.items()
-        for i, name in enumerate(names)
+        f"{names[i]}, {when}": reliability(shown[when].binned.select(classes=[i]), patients=who) for when, i in order
     }
-    columns = len(names) if len(names) <= 4 else 4
+    columns = min(len(names), 4)
     with default_settings():
         rows = -(-len(diagrams) // columns)
         figure = new_figure(PAGE_IN, 0.45 + rows * 2.6 * 4 / (columns + 1))
@@ -237,7 +238,7 @@ def apply_calibrator(
     check_fits(fitted, options)
     source, out = Path(predictions), Path(out)
     root = source if source.is_dir() else source.parent
-    if out.resolve().is_relative_to(root.resolve()):
+    if out.resolve() == root.resolve() or (source.is_dir() and out.resolve().is_relative_to(root.resolve())):
         raise ConfigError(f"--out must lie outside of the predictions, which stay as they are; got {out} in {root}.")
     found = find_predictions(source, classes=fitted.classes)
     out.mkdir(parents=True, exist_ok=True)

@@ -205,6 +205,7 @@ def _start_worker(threads: int) -> None:
     global _threads
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _threads = threads
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # of torch, which a calibrator brings
 
 
 def _measure_to(files: CaseFiles, options: Options, path: Path) -> Failure | None:

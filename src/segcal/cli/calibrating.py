@@ -87,7 +87,7 @@ def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | Non
     calibrator = fitted.calibrator
     taken = "logits" if calibrator.inputs == "logits" else f"probabilities, by their logarithm, clipped at {LEAST:g}"
     say(f"the maps were taken as {taken}")
-    if fitted.before is not None and fitted.after is not None:
+    if fitted.after is not None:
         evaluations = {"before": fitted.before, "calibrated": fitted.after}
         comparison = compare(evaluations, patients=patients)
         if as_json:
