@@ -67,8 +67,8 @@ def test_fit_finds_the_temperature_of_the_files_and_says_what_it_took(folder):
 
 
 def test_logits_and_their_probabilities_give_the_same_temperature(folder):
-    fit(folder, out="p.json")
-    fit(folder, "--logits", kind="logits", out="l.json")
+    fit(folder, "--folds", "0", out="p.json")
+    fit(folder, "--folds", "0", "--logits", kind="logits", out="l.json")
     found = [load_calibrator(folder / name).temperature for name in ("p.json", "l.json")]
     assert found[0] == pytest.approx(found[1], rel=5e-3)  # but for the clipping
 
@@ -104,7 +104,7 @@ def test_frames_of_one_patient_are_held_out_together():
 
 
 def test_evaluating_through_a_calibrator_is_evaluating_the_maps_it_writes(folder):
-    fit(folder)
+    fit(folder, "--folds", "0")
     assert apply(folder).exit_code == 0
     through = evaluate(folder / "probabilities", folder / "labels", folder / "a", calibrator=folder / "c.json")
     written = evaluate(folder / "maps", folder / "labels", folder / "b")
@@ -122,7 +122,7 @@ def test_evaluating_through_a_calibrator_is_evaluating_the_maps_it_writes(folder
 
 
 def test_maps_keep_format_grid_and_kind(folder):
-    fit(folder)
+    fit(folder, "--folds", "0")
     assert apply(folder).exit_code == 0
     source, made = (nibabel.load(folder / kind / "case_0.nii.gz") for kind in ("probabilities", "maps"))
     assert made.get_data_dtype() == source.get_data_dtype()
@@ -136,7 +136,7 @@ def test_maps_keep_format_grid_and_kind(folder):
 
 
 def test_maps_that_are_there_are_not_made_again_unless_something_changed(folder):
-    fit(folder)
+    fit(folder, "--folds", "0")
     apply(folder)
     path = folder / "maps" / "case_0.nii.gz"
     before = path.stat().st_mtime_ns
@@ -314,7 +314,7 @@ def test_another_number_of_classes_is_refused_case_by_case(folder):
 
 
 def test_a_map_of_logits_is_not_made_from_probabilities(folder):
-    done = fit(folder, "--method", "vector", "--logits", kind="logits")
+    done = fit(folder, "--method", "vector", "--folds", "0", "--logits", kind="logits")
     assert done.exit_code == 0, done.output
     done = apply(folder)
     assert done.exit_code == 2
@@ -374,7 +374,7 @@ def test_volumes_turned_to_the_body_come_back(seed):
 
 
 def test_json_holds_what_the_fit_found(folder):
-    fit(folder)
+    fit(folder, "--folds", "0")
     content = json.loads((folder / "c.json").read_text())
     assert content["inputs"] == "probabilities"
     assert content["fit"]["cases"] == 6
