@@ -39,7 +39,6 @@ class TemperatureNetwork(nn.Module):
         self, classes: int, axes: int, activation: Activation, *, channels: int, width: int, dilations: Sequence[int]
     ) -> None:
         super().__init__()
-        self.activation = activation
         convolution: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[axes]
         seen = channels + (classes + 2 if activation == "softmax" else 2 * classes)
         layers: list[nn.Module] = []
