@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.errors import ConfigError, FileError
-from segcal.measure import Options, not_probabilities, regions_of
+from segcal.measure import Options, not_probabilities, regions_of, slab_voxels
 from segcal.scaling import Calibrator, load_calibrator
 from segcal.scaling.calibrator import Activation, keep_decisions
 from segcal.volumes import Case, CaseFiles, open_case
@@ -23,7 +23,6 @@ Array = NDArray[Any]
 
 LEAST = 1e-7
 """Probabilities are taken as at least this (of a sigmoid also at most 1 less this) before their logarithm."""
-SLAB_ELEMENTS = 1 << 24
 _orientations: Any = orientations  # nibabel has no types
 _AS_IT_IS = np.array([[axis, 1.0] for axis in range(3)])
 
@@ -79,22 +78,29 @@ def as_stored(logits: Tensor, options: Options) -> Array:
 
 
 def calibrated_slabs(
-    case: Case, options: Options, calibrator: Calibrator, *, most_voxels: int
+    case: Case, options: Options, calibrator: Calibrator
 ) -> Iterator[tuple[Array, Array, Array | None]]:
     """Calibrated values, labels, and the values before where the calibrator changes no decision.
 
     Values are what they were in the file, logits or probabilities. Those of spatial calibrators come at once.
     """
-    if calibrator.spatial:
-        values, labels = case.voxels((slice(None),) * 3)
-        shape = (*case.grid.shape, 1)[:3]
-        volume = as_logits(values, options).reshape(-1, *shape)
-        result = transform_volume(calibrator, volume, orientation_of(case.grid.affine)).flatten(1)
+    orientation = orientation_of(case.grid.affine)
+    for values, labels in [_whole(case)] if calibrator.spatial else case.slabs(slab_voxels(case)):
+        logits = as_logits(values, options)
+        if calibrator.spatial:
+            logits = logits.reshape(-1, *_shape(case))
+        result = transform_volume(calibrator, logits, orientation).flatten(1)
         yield as_stored(result, options), labels, values if calibrator.keeps_decisions else None
-        return
-    for values, labels in case.slabs(most_voxels):
-        result = calibrator.transform(as_logits(values, options))
-        yield as_stored(result, options), labels, values if calibrator.keeps_decisions else None
+
+
+def _whole(case: Case) -> tuple[Array, Array]:
+    """Values and labels of all voxels, along the axes of the grid."""
+    return case.voxels((slice(None),) * 3)
+
+
+def _shape(case: Case) -> tuple[int, ...]:
+    """Of the grid, with a third axis of length one for images that have two."""
+    return (*case.grid.shape, 1)[:3]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,14 +112,14 @@ class FolderCase:
 
     def slabs(self) -> Iterator[tuple[Tensor, Tensor]]:
         with open_case(self.files) as case:
-            for values, labels in case.slabs(max(1 << 16, SLAB_ELEMENTS // case.classes)):
+            for values, labels in case.slabs(slab_voxels(case)):
                 yield as_logits(values, self.options), self._labels(values, labels)
 
     def volume(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits (class, x, y, z), labels and no image, with the axes turned to right, front and head."""
         with open_case(self.files) as case:
-            values, labels = case.voxels((slice(None),) * 3)
-            shape = (*case.grid.shape, 1)[:3]
+            values, labels = _whole(case)
+            shape = _shape(case)
             truth = self._labels(values, labels)
             orientation = orientation_of(case.grid.affine)
             logits = turn(as_logits(values, self.options).reshape(-1, *shape), orientation)

@@ -24,26 +24,24 @@ from segcal.calibrated import (
 from segcal.cohort import open_cohort
 from segcal.errors import ConfigError, SegcalError
 from segcal.evaluation import Evaluation
-from segcal.files import Ledger, locked
 from segcal.intervals import patients_of
 from segcal.measure import CaseSums, Options, measure_case, stamp
-from segcal.results import Failure, stack_cases
+from segcal.results import Failure, MapJob, Maps, make_maps, stack_cases
 from segcal.scaling import (
     Calibrator,
     EnsembleTemperature,
     LinearCalibrator,
     Sample,
-    draw_sample,
     load_calibrator,
     make_calibrator,
 )
-from segcal.scaling.linear import START_VOXELS
-from segcal.volumes import CaseFiles, Pairing, find_predictions, open_case, open_prediction
+from segcal.volumes import CaseFiles, Pairing, PredictionFiles, find_predictions, open_case, open_prediction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDS = 5
+_BEGIN_FROM_A_DRAW = (LinearCalibrator, EnsembleTemperature)
 Progress = Callable[[int, int, str], None]
 
 
@@ -133,12 +131,9 @@ class _Fits:
 
     def __init__(self, blank: Calibrator, cases: Mapping[str, FolderCase]) -> None:
         self.blank, self.cases = blank, cases
-        settings = blank.settings()
         self.sample: Sample | None = None
-        if isinstance(blank, (LinearCalibrator, EnsembleTemperature)) and settings.get("protocol") != "one-epoch":
-            voxels = settings["voxels"] or START_VOXELS
-            stream = list(cases.values())
-            self.sample = draw_sample(stream, voxels=voxels, activation=blank.activation, seed=settings["seed"])
+        if isinstance(blank, _BEGIN_FROM_A_DRAW) and blank.settings().get("protocol") != "one-epoch":
+            self.sample = blank.draw(list(cases.values()))
 
     def without(self, held_out: Iterable[str]) -> Calibrator:
         """A calibrator fitted to the other cases."""
@@ -151,7 +146,7 @@ class _Fits:
         calibrator = make_calibrator(self.blank.method, **self.blank.settings())
         calibrator.inputs = "logits" if self.cases[names[0]].options.logits else "probabilities"
         stream = [self.cases[names[i]] for i in rest]
-        if isinstance(calibrator, (LinearCalibrator, EnsembleTemperature)) and self.sample is not None:
+        if isinstance(calibrator, _BEGIN_FROM_A_DRAW) and self.sample is not None:
             return calibrator.fit(stream, sample=self.sample.select(rest))
         return calibrator.fit(stream)
 
@@ -213,13 +208,6 @@ def reliability_before_and_after(before: Evaluation, after: Evaluation, *, patie
     return figure
 
 
-class Applied(NamedTuple):
-    """Maps that are there, and cases that failed."""
-
-    paths: list[Path]
-    failures: list[Failure]
-
-
 def apply_calibrator(
     calibrator: str | os.PathLike[str] | Calibrator,
     predictions: str | os.PathLike[str],
@@ -227,7 +215,7 @@ def apply_calibrator(
     *,
     logits: bool = False,
     progress: Progress = lambda done, total, text: None,
-) -> Applied:
+) -> Maps:
     """Write calibrated maps of all predictions in a folder, in their own format and on their own grid.
 
     Logits become logits, probabilities probabilities. Maps that are there already, of the same file and calibrator,
@@ -241,23 +229,16 @@ def apply_calibrator(
     if out.resolve() == root.resolve() or (source.is_dir() and out.resolve().is_relative_to(root.resolve())):
         raise ConfigError(f"--out must lie outside of the predictions, which stay as they are; got {out} in {root}.")
     found = find_predictions(source, classes=fitted.classes)
-    out.mkdir(parents=True, exist_ok=True)
-    applied = Applied([], [])
-    with locked(out / ".lock", out):
-        ledger = Ledger(out / "calibrated.json")
-        for i, files in enumerate(found):
-            progress(i, len(found), files.name)
-            try:
-                key = repr((fitted.fingerprint, logits, [stamp(path) for path in files.predictions]))
-                targets = [out / path.relative_to(root) for path in files.predictions]
-                if not (all(path.exists() for path in targets) and ledger.get(files.name) == key):
-                    prediction = open_prediction(files, classes=fitted.classes)
-                    values = as_logits(prediction.read(), options)
-                    result = transform_volume(fitted, values, orientation_of(prediction.grid.affine))
-                    targets = list(prediction.write(as_stored(result, options), out, root))
-                    ledger.set(files.name, key)
-                applied.paths.extend(targets)
-            except SegcalError as error:
-                applied.failures.append(Failure(files.name, type(error).__name__, str(error)))
-            progress(i + 1, len(found), files.name)
-    return applied
+    mark = fitted.fingerprint
+
+    def job(files: PredictionFiles) -> MapJob:
+        def make() -> None:
+            prediction = open_prediction(files, classes=fitted.classes)
+            values = as_logits(prediction.read(), options)
+            result = transform_volume(fitted, values, orientation_of(prediction.grid.affine))
+            prediction.write(as_stored(result, options), out, root)
+
+        key = repr((mark, logits, [stamp(path) for path in files.predictions]))
+        return MapJob(files.name, key, [out / path.relative_to(root) for path in files.predictions], make)
+
+    return make_maps(out, "calibrated.json", [job(files) for files in found], progress)

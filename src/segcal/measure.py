@@ -131,14 +131,18 @@ def measure_case(
 
 def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Iterator[tuple[Array, Array, Array | None]]:
     """Values, labels, and what decisions are taken on where that is something else than the values."""
-    voxels = max(1 << 16, SLAB_ELEMENTS // case.classes)
     if calibrator is not None:
         from segcal.calibrated import calibrated_slabs
 
-        yield from calibrated_slabs(case, options, calibrator, most_voxels=voxels)
+        yield from calibrated_slabs(case, options, calibrator)
         return
-    for values, labels in case.slabs(voxels):
+    for values, labels in case.slabs(slab_voxels(case)):
         yield values, labels, None
+
+
+def slab_voxels(case: Case) -> int:
+    """How many voxels of a case to read at a time."""
+    return max(1 << 16, SLAB_ELEMENTS // case.classes)
 
 
 def measure_voxels(

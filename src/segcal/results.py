@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import segcal
-from segcal.files import locked, write_whole
+from segcal.errors import SegcalError
+from segcal.files import Ledger, locked, write_whole
 from segcal.measure import CaseSums, Options
 from segcal.volumes import Pairing
 
@@ -55,6 +56,40 @@ class Outcome(NamedTuple):
     evaluation: Evaluation | None
     failures: list[Failure]
     pairing: Pairing
+
+
+class Maps(NamedTuple):
+    """Maps that are there, and cases that failed."""
+
+    paths: list[Path]
+    failures: list[Failure]
+
+
+class MapJob(NamedTuple):
+    """The maps of one case: another key than last time, and they are made again."""
+
+    name: str
+    key: str
+    targets: list[Path]
+    make: Callable[[], None]
+
+
+def make_maps(out: Path, ledger: str, jobs: Sequence[MapJob], progress: Callable[[int, int, str], None]) -> Maps:
+    """Make what is not in `out` yet, and remember the keys there; a case that fails does not stop the others."""
+    out.mkdir(parents=True, exist_ok=True)
+    found = Maps([], [])
+    with locked(out / ".lock", out):
+        done = Ledger(out / ledger)
+        for i, job in enumerate(jobs):
+            try:
+                if not (all(path.exists() for path in job.targets) and done.get(job.name) == job.key):
+                    job.make()
+                    done.set(job.name, job.key)
+                found.paths.extend(job.targets)
+            except SegcalError as error:
+                found.failures.append(Failure(job.name, type(error).__name__, str(error)))
+            progress(i + 1, len(jobs), job.name)
+    return found
 
 
 def stack_cases(

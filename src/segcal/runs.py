@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import nibabel
 import numpy as np
@@ -24,11 +24,11 @@ from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
 from segcal.datasets.layout import nifti_files
 from segcal.datasets.recipes import PLAIN
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
-from segcal.files import Ledger, locked, write_whole
+from segcal.files import write_whole
 from segcal.inference import build_network, measure_logits, measuring_options, predict_logits
 from segcal.measure import CaseSums, stamp
 from segcal.prepare import prepare_case, read_labels, restore
-from segcal.results import Failure, Outcome, keep_only, open_parts, stack_cases, write_results
+from segcal.results import Failure, MapJob, Maps, Outcome, keep_only, make_maps, open_parts, stack_cases, write_results
 from segcal.scaling import Calibrator
 from segcal.volumes import Pairing
 
@@ -147,13 +147,6 @@ def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]
     return [DataCase(name, name, tuple(paths.values()), None) for name, paths in cases.items()]
 
 
-class Predicted(NamedTuple):
-    """Maps that are there, and cases that failed."""
-
-    paths: list[Path]
-    failures: list[Failure]
-
-
 def predict(
     run: Run,
     out: str | os.PathLike[str],
@@ -164,7 +157,7 @@ def predict(
     dtype: Literal["float32", "float16"] = "float32",
     calibrator: Calibrator | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Predicted:
+) -> Maps:
     """Write a map (x, y, z, class) for each case, NAME.nii.gz on the grid of its image; those that are there stay.
 
     The cases are those of a side of the split, or the ones given. One that fails does not stop the others.
@@ -175,25 +168,19 @@ def predict(
     if content == "logits" and dtype == "float16":
         raise ConfigError("logits must be written as float32; 16 bits are for probabilities.")
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    cases = run.cases(side) if cases is None else cases
-    found = Predicted([], [])
-    with locked(out / ".lock", out):
-        done = Ledger(out / "predictions.json")
-        for i, case in enumerate(cases):
-            path = out / f"{case.name}.nii.gz"
-            key = _key(run, case, calibrator, content, dtype)
-            try:
-                if not (path.exists() and done.get(case.name) == key):
-                    logits = run.logits(case, calibrator)
-                    values = logits.softmax(0) if content == "probabilities" else logits
-                    _write_map(path, values, case, dtype)
-                    done.set(case.name, key)
-                found.paths.append(path)
-            except SegcalError as error:
-                found.failures.append(Failure(case.name, type(error).__name__, str(error)))
-            progress(i + 1, len(cases))
-    return found
+    mark = None if calibrator is None else calibrator.fingerprint
+
+    def job(case: DataCase) -> MapJob:
+        path = out / f"{case.name}.nii.gz"
+
+        def make() -> None:
+            logits = run.logits(case, calibrator)
+            _write_map(path, logits.softmax(0) if content == "probabilities" else logits, case, dtype)
+
+        return MapJob(case.name, _key(run, case, mark, content, dtype), [path], make)
+
+    jobs = [job(case) for case in (run.cases(side) if cases is None else cases)]
+    return make_maps(out, "predictions.json", jobs, lambda done, total, name: progress(done, total))
 
 
 def evaluate_run(
@@ -211,11 +198,12 @@ def evaluate_run(
     out = Path(out)
     options = measuring_options(run.dataset, run.config)
     cases = [case for case in run.cases(side) if case.label is not None]
+    mark = None if calibrator is None else calibrator.fingerprint
     parts: dict[str, Path] = {}
     failures: list[Failure] = []
     with open_parts(out) as folder:
         for i, case in enumerate(cases):
-            part = folder / f"{_key(run, case, calibrator, 'sums', str(options))}.npz"
+            part = folder / f"{_key(run, case, mark, 'sums', str(options))}.npz"
             try:
                 if not part.exists():
                     labels = read_labels(case, run.dataset)
@@ -229,7 +217,7 @@ def evaluate_run(
         if evaluation is not None:
             evaluation.provenance["run"] = {
                 "config": run.config.model_dump(mode="json"), "side": side, "weights": run.fingerprint,
-                "calibrator": calibrator and f"{calibrator!r} {calibrator.fingerprint}", "split_note": run.split.note,
+                "calibrator": calibrator and f"{calibrator!r} {mark}", "split_note": run.split.note,
             }  # fmt: skip
         outcome = Outcome(evaluation, sorted(failures), Pairing(()))
         write_results(outcome, options, out)
@@ -237,7 +225,7 @@ def evaluate_run(
     return outcome
 
 
-def _key(run: Run, case: DataCase, calibrator: Calibrator | None, *what: str) -> str:
+def _key(run: Run, case: DataCase, calibrator: str | None, *what: str) -> str:
     """Names a result: other weights, files, settings or another calibrator give another key."""
     files = [stamp(path) for path in case.files]
     content = [
@@ -247,7 +235,7 @@ def _key(run: Run, case: DataCase, calibrator: Calibrator | None, *what: str) ->
         case.name,
         files,
         what,
-        calibrator and calibrator.fingerprint,
+        calibrator,
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 

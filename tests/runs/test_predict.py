@@ -19,6 +19,7 @@ from segcal import runs
 from segcal.checkpoint import load_checkpoint
 from segcal.cli import app
 from segcal.errors import ConfigError, FileError
+from segcal.files import locked
 from segcal.runs import evaluate_run, image_cases, load_run, predict
 from segcal.scaling import Temperature
 from segcal.training import train
@@ -419,7 +420,7 @@ def test_a_side_without_cases_is_refused(run):
 
 
 def test_two_predictions_into_one_folder_are_refused(run, tmp_path):
-    with runs.locked(tmp_path / ".lock", tmp_path), pytest.raises(ConfigError, match="another process"):
+    with locked(tmp_path / ".lock", tmp_path), pytest.raises(ConfigError, match="another process"):
         predict(run, tmp_path)
 
 

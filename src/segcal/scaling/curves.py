@@ -6,16 +6,17 @@ Each class stands against the rest. Of exclusive classes the results are divided
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.errors import ConfigError, ShapeError, one_of
+from segcal.errors import ConfigError, one_of
 from segcal.scaling.calibrator import Activation, Calibrator, FitReport, need_all_classes
 from segcal.scaling.likelihood import log_odds, truth_of
-from segcal.scaling.stream import CaseStream, check_stream, pieces_of
+from segcal.scaling.stream import CaseStream, check_stream, need_same_classes, no_voxels, pieces_of
 
 FINE = 1 << 14  # steps of the log-odds in which voxels are counted
 REACH = 20.0  # of the log-odds: beyond it float32 probabilities are 0 or 1
@@ -34,9 +35,7 @@ class _ByClass(Calibrator):
                 classes = len(odds)
                 if sums is None:
                     sums = torch.zeros(3, classes * bins, dtype=torch.float64)
-                elif sums.shape[1] != classes * bins:
-                    first = sums.shape[1] // bins
-                    raise ShapeError(f"every case must have {first} classes, as the first has; case {i} has {classes}.")
+                need_same_classes(sums.shape[1] // bins, classes, i)
                 truth = truth_of(piece, classes)
                 places = (index(odds) + bins * torch.arange(classes)[:, None]).flatten()
                 for row, weights in zip(sums, (None, truth.flatten(), odds.flatten()), strict=True):
@@ -44,7 +43,7 @@ class _ByClass(Calibrator):
                 voxels += odds.shape[1]
                 loss += float(-torch.where(truth > 0, odds, -odds).sigmoid().log().sum()) / classes
         if sums is None or not voxels:
-            raise ConfigError("there must be voxels to fit a calibrator on; the cases have none.")
+            raise no_voxels()
         table = sums.reshape(3, -1, bins).movedim(0, 2)
         need_all_classes(self.method, table[..., 1].sum(1))
         self.classes = len(table)
@@ -54,9 +53,7 @@ class _ByClass(Calibrator):
         """Report the likelihood of these shares of true voxels in the bins of the fit."""
         count, true = table[..., 0], table[..., 1]
         after = -(torch.xlogy(true, shares) + torch.xlogy(count - true, 1 - shares)).sum()
-        self.report = FitReport(
-            report.cases, report.voxels, report.passes, "nll", report.before, float(after) / report.voxels / len(table)
-        )
+        self.report = replace(report, after=float(after) / report.voxels / len(table))
 
     def _as_logits(self, shares: Tensor) -> Tensor:
         return shares.log() if self.activation == "softmax" else torch.logit(shares)
@@ -170,7 +167,6 @@ class HistogramBinning(_ByClass):
             fine, _ = self._count(cases, FINE, lambda odds: torch.bucketize(odds, steps, right=True))
             shares = fine[..., 0].cumsum(1) / fine[..., 0].sum(1, keepdim=True)
             limits = steps[torch.searchsorted(shares, inner.expand(len(shares), -1).contiguous()).clamp(max=FINE - 2)]
-            self.limits = limits
         else:
             limits = torch.logit(inner)
 
@@ -181,8 +177,7 @@ class HistogramBinning(_ByClass):
         table, report = self._count(cases, self.bins, index)
         self.limits = limits.expand(len(table), -1).clone()
         self.shares = _inside(table[..., 1] / table[..., 0], table[..., 0])
-        self._finish(report, table, self.shares.nan_to_num(0.5))
-        self.report = FitReport(**{**vars(self.report), "passes": passes})
+        self._finish(replace(report, passes=passes), table, self.shares.nan_to_num(0.5))
         return self
 
     def _apply(self, logits: Tensor) -> Tensor:

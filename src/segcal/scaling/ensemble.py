@@ -11,9 +11,8 @@ from torch.nn.functional import logsigmoid
 
 from segcal.scaling.calibrator import Activation, Calibrator, FitReport
 from segcal.scaling.forms import COLDEST, HOTTEST, Temperature
-from segcal.scaling.linear import START_VOXELS
 from segcal.scaling.newton import Minimum, Quadratic, minimise
-from segcal.scaling.stream import CaseStream, Piece, Sample, draw_sample, pieces_of
+from segcal.scaling.stream import CaseStream, Piece, Sample, pieces_of
 
 
 class EnsembleTemperature(Calibrator):
@@ -41,11 +40,13 @@ class EnsembleTemperature(Calibrator):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"voxels": self.base.voxels, "seed": self.base.seed}
 
+    def draw(self, cases: CaseStream) -> Sample:
+        """Voxels to begin a fit from, or to fit on."""
+        return self.base.draw(cases)
+
     def fit(self, cases: CaseStream, *, sample: Sample | None = None) -> Self:
         """Itself, fitted; a `sample` that was drawn from these cases before is not drawn again."""
-        if sample is None:
-            voxels = self.base.voxels or START_VOXELS
-            sample = draw_sample(cases, voxels=voxels, activation=self.activation, seed=self.base.seed)
+        sample = sample or self.draw(cases)
         self.base.fit(cases, sample=sample)
         report = self.base.report
         assert report is not None  # it has just been fitted

@@ -72,7 +72,7 @@ class Temperature(LinearCalibrator):
         return of_temperature(piece, parameters.item())
 
     def bounds(self, start: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.full_like(start, 1 / HOTTEST), torch.full_like(start, 1 / COLDEST)
+        return _of_temperatures(start)
 
     def _notes(self, found: Minimum) -> tuple[str, ...]:
         if not found.at_bound:
@@ -122,7 +122,7 @@ class ClassTemperature(LinearCalibrator):
         return self.activation == "sigmoid"
 
     def bounds(self, start: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.full_like(start, 1 / HOTTEST), torch.full_like(start, 1 / COLDEST)
+        return _of_temperatures(start)
 
 
 class VectorScaling(LinearCalibrator):
@@ -195,18 +195,15 @@ class Dirichlet(MatrixScaling):
         return Quadratic(float((weights * parameters**2).sum()), slopes.flatten(), torch.diag(2 * weights.flatten()))
 
 
-class Platt(LinearCalibrator):
+class Platt(VectorScaling):
     """Logistic regression on the log-odds of each class against the rest."""
 
     method = "platt"
+    any_shift = True
     against_rest = True
 
     def features(self, logits: Tensor) -> Tensor:
-        odds = log_odds(logits, self.activation)
-        return torch.stack([odds, torch.ones_like(odds)], 1)
-
-    def start(self, classes: int) -> Tensor:
-        return torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(classes, 1)
+        return super().features(log_odds(logits, self.activation))
 
 
 class Beta(LinearCalibrator):
@@ -226,3 +223,8 @@ class Beta(LinearCalibrator):
         low, high = super().bounds(start)
         low[:, :2] = 0
         return low, high
+
+
+def _of_temperatures(start: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds of inverse temperatures."""
+    return torch.full_like(start, 1 / HOTTEST), torch.full_like(start, 1 / COLDEST)

@@ -37,7 +37,17 @@ from segcal.scaling.likelihood import (
 )
 from segcal.scaling.newton import Minimum, Quadratic, minimise
 from segcal.scaling.objective import average_error, soft_statistics
-from segcal.scaling.stream import CaseStream, Piece, Sample, check_stream, draw_sample, flatten, pieces_of, slabs_of
+from segcal.scaling.stream import (
+    CaseStream,
+    Piece,
+    Sample,
+    check_stream,
+    draw_sample,
+    flatten,
+    no_voxels,
+    pieces_of,
+    slabs_of,
+)
 
 WIDEST = 1e4  # bound of a weight or bias that is not a temperature
 START_VOXELS = 1 << 17  # drawn to start from; the fit itself sees all voxels
@@ -121,11 +131,14 @@ class LinearCalibrator(Calibrator):
             raise ValueError(f"its parameters must lie within the bounds of {self.method}")
         self.parameters = parameters
 
+    def draw(self, cases: CaseStream) -> Sample:
+        """Voxels to begin a fit from, or to fit on."""
+        return draw_sample(cases, voxels=self.voxels or START_VOXELS, activation=self.activation, seed=self.seed)
+
     def fit(self, cases: CaseStream, *, sample: Sample | None = None) -> Self:
         """Itself, fitted; a `sample` that was drawn from these cases before is not drawn again."""
         number = check_stream(cases)
-        if sample is None:
-            sample = draw_sample(cases, voxels=self.voxels or START_VOXELS, activation=self.activation, seed=self.seed)
+        sample = sample or self.draw(cases)
         if self.by_class:
             need_all_classes(self.method, sample.true_voxels)
         start, bounds = self.start(sample.classes), self.bounds(self.start(sample.classes))
@@ -177,7 +190,7 @@ class LinearCalibrator(Calibrator):
             total = sums if total is None else total.plus(sums)
             voxels += piece.voxels
         if total is None:
-            raise ConfigError("there must be voxels to fit a calibrator on; the cases have none.")
+            raise no_voxels()
         if not separable and bool((total.wrong == 0).any()):
             which = int((total.wrong == 0).nonzero()[0])
             raise not_separable(f"class {which} against the rest" if self.each and not self.tied else "the prediction")

@@ -15,10 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from segcal.errors import ConfigError, RangeError, ShapeError
+from segcal.errors import ConfigError, ShapeError
 from segcal.scaling.calibrator import Activation, Calibrator, FitReport
 from segcal.scaling.objective import average_error, soft_statistics
-from segcal.scaling.stream import CaseStream, check_stream, flatten, volume_of
+from segcal.scaling.stream import (
+    CaseStream,
+    check_stream,
+    flat_labels,
+    flatten,
+    need_finite,
+    need_same_classes,
+    volume_of,
+)
 
 COLDEST, HOTTEST = math.exp(-0.25), math.exp(1.5)  # much colder ones empty the middle bins, which flatters ACE
 CLIP = 12.0  # logits further than this from the largest one (of a sigmoid: from zero) look alike
@@ -262,11 +270,8 @@ class LocalTemperature(Calibrator):
         voxels = 0
         for i, case in enumerate(cases):
             whole = self._read(i, case)
-            if boxes and whole.logits.shape[0] != boxes[0][0].logits.shape[0]:
-                raise ShapeError(
-                    f"every case must have {boxes[0][0].logits.shape[0]} classes, as the first has; case {i} has "
-                    f"{whole.logits.shape[0]}."
-                )
+            if boxes:
+                need_same_classes(len(boxes[0][0].logits), len(whole.logits), i)
             bytes_of_voxel = sum(part.nbytes for part in whole if part is not None) / whole.logits[0].numel()
             share = max(1, int(KEPT_BYTES / number / bytes_of_voxel))
             voxels += whole.logits[0].numel()
@@ -284,8 +289,7 @@ class LocalTemperature(Calibrator):
         flat, truth = flatten(logits, labels, self.activation)
         if not flat.shape[1]:
             raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none.")
-        if not bool(flat.isfinite().all()):
-            raise RangeError("logits must be finite numbers to fit a calibrator; they hold NaN or infinity.")
+        need_finite(flat)
         if self.image and (image is None or image.shape[1:] != logits.shape[1:]):
             raise ShapeError(
                 f"image=True needs cases (logits, labels, image), the image (channel, ...) on the grid of the logits; "
@@ -298,7 +302,7 @@ class LocalTemperature(Calibrator):
     def _thin(self, whole: _Box, most_voxels: int, random: torch.Generator) -> _Box:
         """The voxels (class, voxel) that are not sure, and a draw of one in ten of the others; fewer of too many."""
         logits = whole.logits.flatten(1)
-        labels = whole.labels.reshape(*whole.labels.shape[: whole.labels.ndim - whole.logits.ndim + 1], -1)
+        labels = flat_labels(whole.labels, whole.logits)
         sure = _sureness(logits, self.activation).amin(0) > SURE
         places, weights = [], []
         for group, share in ((~sure, 1.0), (sure, 0.1)):

@@ -10,13 +10,14 @@ from segcal.binning import Binning
 from segcal.collect import read_voxels, sums_of
 from segcal.losses import ACELoss
 from segcal.metrics import ece
+from segcal.scaling.stream import flat_labels
 from segcal.statistics import BinStatistics
 
 
 def soft_statistics(logits: Tensor, labels: Tensor, activation: str, *, bins: int = 20) -> BinStatistics:
     """Soft-binned statistics of one case: logits (class, ...), labels (...) or (class, ...)."""
     stats, _ = sums_of(
-        read_voxels(logits.flatten(1)[None], labels.reshape(*labels.shape[: labels.ndim - logits.ndim + 1], -1)[None]),
+        read_voxels(logits.flatten(1)[None], flat_labels(labels, logits)[None]),
         binning=Binning(bins, kernel="triangular"), activation=activation, classes=False, backend=None,
     )  # fmt: skip
     assert stats is not None  # there is a binning

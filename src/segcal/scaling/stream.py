@@ -2,14 +2,14 @@
 
 A case is a tuple (logits, labels) or (logits, labels, image), logits (class, ...) and labels (...) as class indices, or
 (class, ...) as zeros and ones for classes that overlap; or it is an object whose `slabs()` yields such tuples of some
-of its voxels each, so that not even one case need fit in memory.
+of its voxels each, so that not even one case need fit in memory, and whose `volume()` gives the whole of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +18,6 @@ from segcal.errors import ConfigError, LabelError, RangeError, ShapeError
 
 PIECE_ELEMENTS = 1 << 21  # numbers taken to float64 at a time
 SURE = (0.9, 0.999)  # largest probabilities that divide doubtful voxels from sure ones
-
-
-class SlabCase(Protocol):
-    """A case that is read in parts."""
-
-    def slabs(self) -> Iterator[tuple[Tensor, Tensor]]: ...
-
-    def volume(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits, labels and image with their axes of space, for calibrators that look at neighbours."""
-        ...
 
 
 CaseStream = Iterable[Any]
@@ -57,6 +47,25 @@ def check_stream(cases: CaseStream) -> int:
     return number
 
 
+def need_finite(logits: Tensor) -> None:
+    if not bool(logits.isfinite().all()):
+        raise RangeError("logits must be finite numbers to fit a calibrator; they hold NaN or infinity.")
+
+
+def need_same_classes(first: int, classes: int, case: int) -> None:
+    if classes != first:
+        raise ShapeError(f"every case must have {first} classes, as the first has; case {case} has {classes}.")
+
+
+def no_voxels() -> ConfigError:
+    return ConfigError("there must be voxels to fit a calibrator on; the cases have none.")
+
+
+def flat_labels(labels: Tensor, logits: Tensor) -> Tensor:
+    """Labels (voxel) or (class, voxel) of labels on the grid of (class, ...) logits."""
+    return labels.reshape(*labels.shape[: labels.ndim - logits.ndim + 1], -1)
+
+
 def slabs_of(case: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits and labels of a case, in one or several parts."""
     if hasattr(case, "slabs"):
@@ -80,8 +89,7 @@ def pieces_of(case: Any, activation: str, *, width: int = 1) -> Iterator[Piece]:
         step = max(1024, PIECE_ELEMENTS // (len(flat) * width))
         for start in range(0, flat.shape[1], step):
             part = flat[:, start : start + step]
-            if not bool(part.isfinite().all()):
-                raise RangeError("logits must be finite numbers to fit a calibrator; they hold NaN or infinity.")
+            need_finite(part)
             yield Piece(part, truth[..., start : start + step])
 
 
@@ -167,10 +175,7 @@ def draw_sample(cases: CaseStream, *, voxels: int, activation: str, seed: int) -
             classes = len(piece.logits)
             if counts is None:
                 counts = torch.zeros(classes, dtype=torch.float64)
-            elif len(counts) != classes:
-                raise ShapeError(
-                    f"every case must have {len(counts)} classes, as the first has; case {i} has {classes}."
-                )
+            need_same_classes(len(counts), classes, i)
             counts += _true_voxels(piece)
             total += piece.logits.shape[1]
             share = max(8, voxels // (number * (classes + (activation == "sigmoid")) * (len(SURE) + 1)))
@@ -187,7 +192,7 @@ def draw_sample(cases: CaseStream, *, voxels: int, activation: str, seed: int) -
                     limits[kind] = stratum.limit
         found.append(tuple(stratum.piece() for stratum in strata if stratum.seen))
     if counts is None or not total:
-        raise ConfigError("there must be voxels to fit a calibrator on; the cases have none.")
+        raise no_voxels()
     return Sample(tuple(found), total, counts)
 
 
