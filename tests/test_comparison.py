@@ -17,7 +17,20 @@ import segcal
 from segcal import ConfigError, compare
 from segcal.cli import app
 from segcal.evaluation import read_evaluations
-from segcal.tables import comparison_tables, notes, to_latex, to_markdown, write_comparison
+from segcal.intervals import resample_weights
+from segcal.report import build_report
+from segcal.tables import (
+    LAYOUTS,
+    comparison_tables,
+    make_table,
+    notes,
+    to_csv,
+    to_json,
+    to_latex,
+    to_markdown,
+    to_terminal,
+    write_comparison,
+)
 
 CASES = 24
 GENERATOR = np.random.default_rng(7)
@@ -191,6 +204,192 @@ def test_every_number_is_in_the_csv(comparison, tmp_path):
     row = next(r for r in rows if r["method"] == "clear" and r["label"] == "liver" and r["metric"] == "ace")
     assert float(row["value"]) == comparison.find("clear", label="liver", metric="ace").value
     assert "ignores that neighbouring voxels are alike" in paths[1].read_text()
+
+
+SEED_GAPS = {  # (seed, case, class), of either sign: means of sizes are not sizes of means
+    "base": BASE_GAP + GENERATOR.normal(0, 0.2, (3, CASES, 2)),
+    "other": CLEAR_GAP + GENERATOR.normal(0, 0.15, (3, CASES, 2)),
+}
+SEED_DICES = {
+    "base": DICE + GENERATOR.normal(0, 0.02, (3, CASES, 2)),
+    "other": DICE + GENERATOR.normal(0.01, 0.02, (3, CASES, 2)),
+}
+
+
+def seeds_of(name, number=3):
+    parts = [make(SEED_GAPS[name][i], SEED_DICES[name][i], voxels=(1000.0, 100.0, 400.0)[i]) for i in range(number)]
+    return [parts[0], *(part.select(cases=list(range(CASES))[::-1]) for part in parts[1:])]  # in any order
+
+
+def numbers(comparison):
+    """Every entry, with each number to its last bit."""
+    return [[x.hex() if isinstance(x, float) else x for x in entry] for entry in comparison.entries]
+
+
+@pytest.fixture(scope="module")
+def seeded():
+    return compare({name: seeds_of(name) for name in SEED_GAPS})
+
+
+@pytest.mark.parametrize("metric", ["ace", "dice"])
+@pytest.mark.parametrize("label", ["liver", "tumour", "mean"])
+def test_macro_values_and_tests_of_several_seeds_are_those_of_the_means_of_cases(seeded, metric, label):
+    single = {}  # (seed, case)
+    for name in SEED_GAPS:
+        values = abs(SEED_GAPS[name]) if metric == "ace" else SEED_DICES[name]
+        single[name] = values.mean(2) if label == "mean" else values[..., ("liver", "tumour").index(label)]
+    by_case = {name: values.mean(0) for name, values in single.items()}
+    weights = resample_weights(list(map(str, range(CASES)))).numpy() / CASES
+    for name in SEED_GAPS:
+        entry = seeded.find(name, label=label, metric=metric)
+        assert (entry.seeds, entry.number) == (3, CASES)
+        assert entry.value == pytest.approx(by_case[name].mean())
+        assert entry.std == pytest.approx(by_case[name].std(ddof=1))
+        assert entry.seed_std == pytest.approx(single[name].mean(1).std(ddof=1))
+        assert (entry.low, entry.high) == pytest.approx(tuple(np.quantile(weights @ by_case[name], [0.025, 0.975])))
+    assert entry.change == pytest.approx(by_case["other"].mean() / by_case["base"].mean() - 1)
+    assert entry.p_t == pytest.approx(scipy_stats.ttest_rel(by_case["other"], by_case["base"]).pvalue)
+    assert entry.p_wilcoxon == pytest.approx(scipy_stats.wilcoxon(by_case["other"], by_case["base"]).pvalue)
+    ends = np.quantile(weights @ (by_case["other"] - by_case["base"]), [0.025, 0.975])
+    assert (entry.difference_low, entry.difference_high) == pytest.approx(tuple(ends))
+
+
+def test_micro_values_of_several_seeds_are_the_means_of_their_own_in_every_draw(seeded):
+    weights = resample_weights(list(map(str, range(CASES)))).numpy() / CASES
+    drawn, value = {}, {}
+    for name, gaps in SEED_GAPS.items():
+        single = abs(gaps[..., 0].mean(1))  # all cases of a seed have as many voxels
+        entry = seeded.find(name, average="micro pooled", label="liver", metric="ace")
+        value[name], drawn[name] = single.mean(), abs(weights @ gaps[..., 0].T).mean(1)
+        assert entry.value == pytest.approx(value[name])
+        assert entry.seed_std == pytest.approx(single.std(ddof=1))
+        assert (entry.low, entry.high) == pytest.approx(tuple(np.quantile(drawn[name], [0.025, 0.975])))
+        assert math.isnan(entry.std)
+    assert entry.change == pytest.approx(value["other"] / value["base"] - 1)
+    ends = np.quantile(drawn["other"] - drawn["base"], [0.025, 0.975])
+    assert (entry.difference_low, entry.difference_high) == pytest.approx(tuple(ends))
+
+
+def test_the_floor_of_several_seeds_is_the_mean_of_theirs(seeded):
+    first, *others = seeds_of("base")
+    alone = [compare({"first": first, "one": part}, resamples=2) for part in (first, *others)]  # cases in one order
+    for average in ("macro", "micro paper"):
+        floors = [one.find("one", average=average, label="liver", metric="ace").floor for one in alone]
+        assert len(set(floors)) == 3
+        assert seeded.find("base", average=average, label="liver", metric="ace").floor == pytest.approx(np.mean(floors))
+
+
+def test_one_seed_in_a_list_is_the_evaluation_itself(methods):
+    plain = compare(methods, resamples=50, draws=2)
+    listed = compare({name: [part] for name, part in methods.items()}, resamples=50, draws=2)
+    assert numbers(plain) == numbers(listed)
+    assert all(entry.seeds == 1 and math.isnan(entry.seed_std) for entry in plain.entries)
+    assert not any("seeds" in sentence for sentence in notes(plain))
+
+
+def test_a_value_that_only_some_seeds_have_is_the_mean_of_theirs():
+    def seed(empty, gap):  # the tumour is in none of the three cases' labels, and predicted in those not `empty`
+        part = make(BASE_GAP[:6] + gap, DICE[:6], absent=[(0, 1), (1, 1), (2, 1)])
+        predicted = part.overlap.predicted.clone()
+        predicted[empty, 1] = 0
+        return replace(part, overlap=replace(part.overlap, predicted=predicted))
+
+    entry = compare({"a": [seed([0, 1], 0.0), seed([1], 0.01)]}, resamples=20, draws=1).find("a", label="tumour")
+    expected = np.r_[0, 0, DICE[3:6, 1]]  # case 0 by the second seed alone; case 1 has no value
+    assert entry.number == 5
+    assert entry.value == pytest.approx(expected.mean())
+    assert entry.std == pytest.approx(expected.std(ddof=1))
+    alone = [np.r_[0, DICE[3:6, 1]].mean(), expected.mean()]
+    assert entry.seed_std == pytest.approx(np.std(alone, ddof=1))
+
+
+def test_a_case_that_one_seed_lacks_is_left_out_everywhere(methods):
+    cut = [part.select(cases=[i for i in range(CASES) if part.cases[i] != "case 3"]) for part in seeds_of("other")]
+    parts = {"base": methods["base"], "other": [seeds_of("other")[0], *cut[1:]]}
+    comparison = compare(parts, resamples=20, draws=1)
+    assert comparison.unmatched == {"case 3": ("other",)}
+    assert comparison.cases == CASES - 1
+    kept = [i for i in range(CASES) if i != 3]
+    assert comparison.find("base", label="liver", metric="ace").value == pytest.approx(BASE_GAP[kept, 0].mean())
+    value = abs(SEED_GAPS["other"][:, kept, 0]).mean()
+    assert comparison.find("other", label="liver", metric="ace").value == pytest.approx(value)
+
+
+def test_seeds_that_do_not_fit_are_refused(methods):
+    base, wide = methods["base"], make(BASE_GAP, classes=("liver", "cyst"))
+    other = replace(base, overlap=replace(base.overlap, true=base.overlap.true + torch.eye(CASES, 2)))
+    with pytest.raises(ConfigError, match=r"100 voxels of liver in a and 101 in b \(seed 2 of 2\)"):
+        compare({"a": base, "b": [base, other]})
+    with pytest.raises(ConfigError, match=r"a \(seed 1 of 2\) has liver, tumour, a \(seed 2 of 2\) has liver, cyst"):
+        compare({"a": [base, wide]})
+    with pytest.raises(ConfigError, match="at least one evaluation; b has none"):
+        compare({"a": base, "b": []})
+
+
+def test_methods_may_have_different_numbers_of_seeds():
+    comparison = compare({"base": seeds_of("base"), "other": seeds_of("other", 2)}, resamples=20, draws=1)
+    a, b = abs(SEED_GAPS["base"][..., 0]).mean(0), abs(SEED_GAPS["other"][:2, :, 0]).mean(0)
+    entry = comparison.find("other", label="liver", metric="ace")
+    assert (comparison.find("base", label="liver", metric="ace").seeds, entry.seeds) == (3, 2)
+    assert entry.value == pytest.approx(b.mean())
+    assert entry.p_t == pytest.approx(scipy_stats.ttest_rel(b, a).pvalue)
+    assert any("means over seeds (3 of base, 2 of other)" in sentence for sentence in notes(comparison))
+
+
+def test_seeds_that_differ_in_what_they_measured_share_the_rest():
+    base = make(BASE_GAP)
+    topped = replace(base, top_label=base.statistics.select(classes=[0]))
+    for seeds in ([topped, base], [base, topped]):
+        labels = {entry.label for entry in compare({"a": seeds}, resamples=5, draws=1).entries}
+        assert labels == {"liver", "tumour", "mean"}
+
+
+def test_tables_tell_the_spread_over_seeds(seeded, tmp_path):
+    table = comparison_tables(seeded)[0]
+    cells = [cell.text for cell in table.rows[1]]
+    entry = seeded.find("other", metric="dice")
+    assert cells[:2] == ["other", f"{entry.value:.3f} ± {entry.std:.3f} (seeds ± {entry.seed_std:.3f})"]
+    entry = seeded.find("other", average="micro paper", metric="ace")
+    interval = f"[{entry.low:.3f}, {entry.high:.3f}]"
+    assert f"{entry.value:.3f} {interval} (seeds ± {entry.seed_std:.3f})" in cells
+    sentence = next(sentence for sentence in notes(seeded) if "means over 3 seeds" in sentence)
+    assert sentence.endswith("over patients, not over trainings.")
+    assert rf"(seeds $\pm$ {entry.seed_std:.3f})" in to_latex(table)
+    assert f"(seeds ± {entry.seed_std:.3f})" in to_markdown(table)
+    row = next(csv.DictReader(to_csv(seeded).splitlines()))
+    assert (row["seeds"], float(row["seed_std"])) == ("3", seeded.entries[0].seed_std)
+    assert json.loads(to_json(seeded))["entries"][0]["seed_std"] == seeded.entries[0].seed_std
+    assert "not over trainings" in write_comparison(seeded, tmp_path)[1].read_text(encoding="utf-8")
+
+
+def test_a_table_knows_its_names_and_can_leave_the_floor_out(comparison):
+    columns = next(iter(LAYOUTS.values()))
+    grouped = make_table(comparison, "", columns, labels=comparison.classes, floor=False)
+    assert grouped.headings == ("class", "method", "DSC ↑", "Macro-ACE ↓", "Micro-ACE ↓", "Micro-ACE (pooled) ↓")
+    assert {len(row) for row in grouped.rows} == {6}
+    assert (grouped.names, [grouped.opens_group(i) for i in range(6)]) == (2, [True, False, False] * 2)
+    plain = make_table(comparison, "", columns)
+    assert (plain.names, plain.opens_group(0), plain.headings.count("floor")) == (1, False, 3)
+    other = replace(grouped, headings=("dataset", *grouped.headings[1:]))
+    assert to_latex(other).count(r"\midrule") == 2
+    assert [column.justify for column in to_terminal(other).columns] == ["left"] * 2 + ["right"] * 4
+
+
+def test_a_report_takes_a_comparison_that_is_there(methods, seeded, tmp_path):
+    def page(**options):
+        return build_report(methods, tmp_path / "report.html", resamples=50, **options).read_text(encoding="utf-8")
+
+    assert page(comparison=compare(methods, resamples=50)) == page()
+    assert "Wilcoxon signed-rank test" in page(comparison=compare(methods, test="wilcoxon", resamples=5, draws=1))
+    fewer = compare({name: methods[name] for name in ("base", "faint")}, resamples=5, draws=1)
+    with pytest.raises(
+        ConfigError, match="methods of the report's evaluations; it has base, faint, they have base, cl"
+    ):
+        page(comparison=fewer)
+    with pytest.raises(ConfigError, match="bins of the report's evaluations; it has 10, they have 20"):
+        page(comparison=compare(methods, bins=10, resamples=5, draws=1))
+    with pytest.raises(ConfigError, match=r"one evaluation of each method, .*; base has 3 seeds"):
+        build_report({name: seeds_of(name)[0] for name in SEED_GAPS}, tmp_path / "report.html", comparison=seeded)
 
 
 def test_evaluations_are_read_by_folder_file_or_name(methods, tmp_path):

@@ -51,6 +51,10 @@ class Entry(NamedTuple):
     """Over cases; NaN for micro averages, which are one number."""
     number: int
     """Cases that have a value."""
+    seeds: int
+    """Evaluations of the method. Of several, the other fields are of means over them."""
+    seed_std: float
+    """Over seeds, of the value that each has by itself; NaN for one."""
     low: float
     high: float
     """Bootstrap interval over patients."""
@@ -118,7 +122,7 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def compare(
-    evaluations: Mapping[str, Evaluation],
+    evaluations: Mapping[str, Evaluation | Sequence[Evaluation]],
     *,
     patients: str | None = None,
     test: Literal["t", "wilcoxon"] = "t",
@@ -132,6 +136,9 @@ def compare(
 ) -> Comparison:
     """Every metric of every method and class, with intervals, tests against the first method, and the floor.
 
+    Of a method trained with several seeds, give the evaluation of each: its value of a case is the mean over those
+    seeds that have one, and means, tests and intervals are of these; a micro average is the mean of the seeds' own.
+
     Cases are matched by name; one that a method lacks is left out for all and reported. `patients` says which cases
     belong together (see `patients_of`): patients are what the bootstrap draws and what tests count. Holm's
     correction is over the methods and classes of a metric (the mean over classes: over the methods).
@@ -143,8 +150,11 @@ def compare(
     for word, number in (("resamples", resamples), ("draws", draws)):
         if number < 1:
             raise ConfigError(f"{word} must be at least 1; got {number}.")
-    matched, unmatched = match_cases(evaluations, bins=bins, background=background)
-    first = next(iter(matched.values()))
+    parts, unmatched = _match(_flat(evaluations), bins=bins, background=background)
+    methods: dict[str, list[Evaluation]] = defaultdict(list)
+    for method, _, part in parts:
+        methods[method].append(part)
+    first = parts[0].evaluation
     complete = first.complete().cases
     entries: list[Entry] = []
     for which, names in (("all", first.cases), ("complete", complete)):
@@ -153,10 +163,13 @@ def compare(
         rows = [first.cases.index(name) for name in names]
         groups = patients_of(names, patients)
         weights = resample_weights(groups, number=resamples, seed=seed)
-        parts = {method: _measure(part.select(cases=rows), weights, draws, seed) for method, part in matched.items()}
-        entries += _entries(which, parts, group_matrix(groups), level)
+        measured = {
+            method: _measure([part.select(cases=rows) for part in seeds], weights, draws, seed)
+            for method, seeds in methods.items()
+        }
+        entries += _entries(which, measured, group_matrix(groups), level)
     return Comparison(
-        methods=tuple(matched),
+        methods=tuple(methods),
         classes=first.classes,
         entries=tuple(_starred(entries, test, correction)),
         cases=len(first.cases),
@@ -174,14 +187,42 @@ def match_cases(
     evaluations: Mapping[str, Evaluation], *, bins: int | None = None, background: bool = False
 ) -> tuple[dict[str, Evaluation], dict[str, tuple[str, ...]]]:
     """The evaluations cut to the cases that all have, in one order; and which methods lack the others."""
-    if not evaluations:
+    matched, unmatched = _match(_flat(evaluations), bins=bins, background=background)
+    return {part.method: part.evaluation for part in matched}, unmatched
+
+
+class _Part(NamedTuple):
+    method: str
+    told: str
+    """The method, and which of its seeds where it has several."""
+    evaluation: Evaluation
+
+
+def _flat(evaluations: Mapping[str, Evaluation | Sequence[Evaluation]]) -> list[_Part]:
+    """One evaluation after the other, those of a method together."""
+    parts = []
+    for method, given in evaluations.items():
+        seeds = [given] if isinstance(given, Evaluation) else list(given)
+        if not seeds:
+            raise ConfigError(f"every method must have at least one evaluation; {method} has none.")
+        for i, seed in enumerate(seeds, 1):
+            parts.append(_Part(method, method if len(seeds) == 1 else f"{method} (seed {i} of {len(seeds)})", seed))
+    return parts
+
+
+def _match(
+    parts: Sequence[_Part], *, bins: int | None, background: bool
+) -> tuple[list[_Part], dict[str, tuple[str, ...]]]:
+    """The parts cut to the cases that all have, in one order; and which methods lack the others."""
+    if not parts:
         raise ConfigError("there must be at least one evaluation; got none.")
-    parts = {name: part if background else part.foreground() for name, part in evaluations.items()}
+    if not background:
+        parts = [part._replace(evaluation=part.evaluation.foreground()) for part in parts]
     if bins is not None:
-        parts = {name: replace(part, bins=bins) for name, part in parts.items()}
-    baseline, first = next(iter(parts.items()))
-    everywhere = set(first.cases).intersection(*(part.cases for part in parts.values()))
-    for name, part in parts.items():
+        parts = [part._replace(evaluation=replace(part.evaluation, bins=bins)) for part in parts]
+    _, baseline, first = parts[0]
+    everywhere = set(first.cases).intersection(*(part.evaluation.cases for part in parts))
+    for _, name, part in parts:
         if set(part.classes) != set(first.classes):
             raise ConfigError(
                 f"evaluations must have the same classes; {baseline} has {', '.join(first.classes)}, "
@@ -192,13 +233,15 @@ def match_cases(
                 f"evaluations must have the same bins; {baseline} has {first.bins}, {name} {part.bins}. Give bins."
             )
     unmatched = {
-        case: tuple(name for name, part in parts.items() if case not in part.cases)
-        for case in sorted({case for part in parts.values() for case in part.cases} - everywhere)
+        case: tuple(dict.fromkeys(part.method for part in parts if case not in part.evaluation.cases))
+        for case in sorted({case for part in parts for case in part.evaluation.cases} - everywhere)
     }
     if not everywhere:
-        raise ConfigError(f"evaluations must share cases; {', '.join(parts)} have none in common.")
+        raise ConfigError(
+            f"evaluations must share cases; {', '.join(part.told for part in parts)} have none in common."
+        )
     order = [case for case in first.cases if case in everywhere]
-    matched = {name: _in_order(part, order, first.classes) for name, part in parts.items()}
+    matched = [part._replace(evaluation=_in_order(part.evaluation, order, first.classes)) for part in parts]
     _check_labels(matched)
     return matched, unmatched
 
@@ -208,10 +251,10 @@ def _in_order(part: Evaluation, cases: Sequence[str], classes: Sequence[str]) ->
     return part.select(cases=[row[name] for name in cases], classes=[part.classes.index(name) for name in classes])
 
 
-def _check_labels(matched: Mapping[str, Evaluation]) -> None:
+def _check_labels(matched: Sequence[_Part]) -> None:
     """The same case must have the same labels everywhere, or the difference is not the methods'."""
-    (baseline, first), *others = matched.items()
-    for name, part in others:
+    (_, baseline, first), *others = matched
+    for _, name, part in others:
         differ = (part.overlap.true != first.overlap.true).nonzero()
         if len(differ):
             case, column = differ[0].tolist()
@@ -224,29 +267,59 @@ def _check_labels(matched: Mapping[str, Evaluation]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """Of one method: its value, its value in each bootstrap draw, and in each case where it is a mean of cases."""
+    """Of one method: its value, its value in each bootstrap draw, and in each case where it is a mean of cases.
+
+    All are means over the method's seeds.
+    """
 
     value: dict[Key, float]
     drawn: dict[Key, Tensor]
     by_case: dict[Key, Tensor]
     floor: dict[Key, float]
     cases: int
+    seeds: int
+    seed_std: dict[Key, float]
 
 
-def _measure(part: Evaluation, weights: Tensor, draws: int, seed: int) -> _Measured:
-    by_case: dict[Key, Tensor] = {("macro", *key): values for key, values in part.case_values().items()}
+def _measure(seeds: Sequence[Evaluation], weights: Tensor, draws: int, seed: int) -> _Measured:
+    first = seeds[0]
+    macros: list[dict[Key, Tensor]] = [
+        {("macro", *key): values for key, values in part.case_values().items()} for part in seeds
+    ]
+    micros = [{key: values[0] for key, values in part.micro_values().items()} for part in seeds]
+    by_case, micro_value = _mean_of_seeds(macros), _mean_of_seeds(micros)
     drawn = weighted_mean(torch.stack(list(by_case.values()), 1), weights)
+    floors = [_floor(part.binned, part.classes, draws, seed) for part in seeds]
     return _Measured(
         value={key: values.nanmean().item() for key, values in by_case.items()}
-        | {key: values.item() for key, values in part.micro_values().items()},
-        drawn=dict(zip(by_case, drawn.unbind(1), strict=True)) | part.micro_values(weights),
+        | {key: value.item() for key, value in micro_value.items()},
+        drawn=dict(zip(by_case, drawn.unbind(1), strict=True))
+        | _mean_of_seeds([part.micro_values(weights) for part in seeds]),
         by_case=by_case,
-        floor=_floor(part.binned, part.classes, draws, seed),
-        cases=len(part.cases),
+        floor={key: value.item() for key, value in _mean_of_seeds(floors).items()},
+        cases=len(first.cases),
+        seeds=len(seeds),
+        seed_std={key: _std(torch.stack([part[key].nanmean() for part in macros])) for key in by_case}
+        | {key: _std(torch.stack([part[key] for part in micros])) for key in micro_value},
     )
 
 
-def _floor(stats: BinStatistics, classes: Sequence[str], draws: int, seed: int) -> dict[Key, float]:
+def _mean_of_seeds(seeds: Sequence[dict[Key, Tensor]]) -> dict[Key, Tensor]:
+    """Of what all seeds have, the mean over those with a value; one seed as it is."""
+    first, *others = seeds
+    if not others:
+        return first
+    keys = [key for key in first if all(key in seed for seed in others)]
+    return {key: torch.stack([seed[key] for seed in seeds]).nanmean(0) for key in keys}
+
+
+def _std(values: Tensor) -> float:
+    """Of those that are known; NaN for fewer than two."""
+    known = values[~values.isnan()]
+    return math.nan if len(known) < 2 else known.std().item()
+
+
+def _floor(stats: BinStatistics, classes: Sequence[str], draws: int, seed: int) -> dict[Key, Tensor]:
     """Mean of each calibration error over draws of labels that fit the confidences."""
     found: dict[Key, list[Tensor]] = defaultdict(list)
     for drawn in calibrated_draws(stats, number=draws, seed=seed):
@@ -257,7 +330,7 @@ def _floor(stats: BinStatistics, classes: Sequence[str], draws: int, seed: int) 
                 columns = torch.cat([values.nanmean(0), values.nanmean(1).nanmean()[None]])
                 for name, value in zip((*classes, "mean"), columns, strict=True):
                     found[average, name, metric].append(value)
-    return {key: torch.stack(values).nanmean().item() for key, values in found.items()}
+    return {key: torch.stack(values).nanmean() for key, values in found.items()}
 
 
 def _entries(which: str, parts: Mapping[str, _Measured], groups: Tensor, level: float) -> Iterable[Entry]:
@@ -270,12 +343,12 @@ def _entries(which: str, parts: Mapping[str, _Measured], groups: Tensor, level: 
         for i, key in enumerate(keys):
             average, label, metric = key
             values, base = part.by_case.get(key), baseline.value[key]
-            known = None if values is None else values[~values.isnan()]
             entry = Entry(
                 method, which, average, label, metric,
                 value=part.value[key],
-                std=math.nan if known is None or len(known) < 2 else known.std().item(),
-                number=part.cases if known is None else len(known),
+                std=math.nan if values is None else _std(values),
+                number=part.cases if values is None else int((~values.isnan()).sum()),
+                seeds=part.seeds, seed_std=part.seed_std[key],
                 low=low[i].item(), high=high[i].item(),
                 floor=part.floor.get(key, math.nan),
                 change=math.nan, difference_low=math.nan, difference_high=math.nan,

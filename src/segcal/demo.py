@@ -81,7 +81,7 @@ def run_demo(
     progress((stages - 1) * done.epochs, stages * done.epochs, "comparing")
     comparison = compare(evaluations)
     write_comparison(comparison, out)
-    report = build_report(evaluations, out / "report.html", title="segcal demo")
+    report = build_report(evaluations, out / "report.html", title="segcal demo", comparison=comparison)
     progress(stages * done.epochs, stages * done.epochs, "done")
     return DemoResult(comparison, report, temperature)
 

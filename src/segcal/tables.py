@@ -77,15 +77,12 @@ class Table:
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-
-    @property
-    def names(self) -> int:
-        """Columns at the left that hold names."""
-        return 1 + (self.headings[0] == "class")
+    names: int = 1
+    """Columns at the left that hold names. Where there are several, the first is that of a group of rows."""
 
     def opens_group(self, row: int) -> bool:
-        """Whether a new class begins at this row."""
-        return self.names == 2 and bool(self.rows[row][0].text)
+        """Whether a new group (class) begins at this row."""
+        return self.names > 1 and bool(self.rows[row][0].text)
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
@@ -107,12 +104,13 @@ def make_table(
     *,
     labels: Sequence[str] = ("mean",),
     which: str = "all",
+    floor: bool = True,
 ) -> Table:
-    """One row for each class and method. Errors have a second column, their floor."""
+    """One row for each class and method. Errors have a second column, their floor, unless that is not wanted."""
     grouped = tuple(labels) != ("mean",)
     headings = ["class", "method"] if grouped else ["method"]
     for column in columns:
-        headings += [f"{column.heading} {column.arrow}".strip(), *(["floor"] if _has_floor(column) else [])]
+        headings += [f"{column.heading} {column.arrow}".strip(), *(["floor"] if floor and _has_floor(column) else [])]
     rows = []
     for label in labels:
         found = {
@@ -126,9 +124,9 @@ def make_table(
         for i, method in enumerate(comparison.methods):
             row = [Cell(label if i == 0 else ""), Cell(method)] if grouped else [Cell(method)]
             for column in columns:
-                row += _cells(found[column][i], column, best[column])
+                row += _cells(found[column][i], column, best[column], floor=floor)
             rows.append(tuple(row))
-    return Table(title, tuple(headings), tuple(rows))
+    return Table(title, tuple(headings), tuple(rows), names=2 if grouped else 1)
 
 
 def _has_floor(column: Column) -> bool:
@@ -143,7 +141,7 @@ def best_value(entries: Sequence[Entry], column: Column) -> float | None:
     return max(known) if column.metric in HIGHER_IS_BETTER else min(known)
 
 
-def _cells(entry: Entry, column: Column, best: float | None) -> list[Cell]:
+def _cells(entry: Entry, column: Column, best: float | None, *, floor: bool) -> list[Cell]:
     digits = column.digits
     if math.isnan(entry.value):
         text = "-"
@@ -151,9 +149,11 @@ def _cells(entry: Entry, column: Column, best: float | None) -> list[Cell]:
         text = f"{entry.value:.{digits}f}" + ("" if math.isnan(entry.std) else f" ± {entry.std:.{digits}f}")
     else:
         text = f"{entry.value:.{digits}f} [{entry.low:.{digits}f}, {entry.high:.{digits}f}]"
+    if not math.isnan(entry.seed_std):
+        text += f" (seeds ± {entry.seed_std:.{digits}f})"
     change = "" if math.isnan(entry.change) else f"{100 * entry.change:+.1f} %"
     cells = [Cell(text, entry.stars, best is not None and round(entry.value, digits) == best, change)]
-    if _has_floor(column):
+    if floor and _has_floor(column):
         cells.append(Cell("-" if math.isnan(entry.floor) else f"{entry.floor:.{digits}f}"))
     return cells
 
@@ -167,6 +167,15 @@ def notes(comparison: Comparison) -> list[str]:
         f"Micro: over all voxels, with the {comparison.level:.0%} bootstrap interval over patients; in the paper's "
         "reading a bin's confidence is the mean over cases, pooled it is the mean over voxels."
     ]
+    seeds = {entry.method: entry.seeds for entry in comparison.entries}
+    if max(seeds.values()) > 1:
+        each = ", ".join(f"{number} of {name}" for name, number in seeds.items())
+        told = f"{seeds[baseline]} seeds" if len(set(seeds.values())) == 1 else f"seeds ({each})"
+        found.append(
+            f"Values are means over {told}. The first ± is over cases, of each case's mean over seeds; that in "
+            "brackets is over the seeds' own values. Tests and intervals are on these means over seeds: the intervals "
+            "are over patients, not over trainings."
+        )
     if others:
         name = "paired t-test" if comparison.test == "t" else "Wilcoxon signed-rank test"
         correction = ", Holm-corrected" if comparison.correction == "holm" else ""

@@ -6,29 +6,25 @@ markup, by `embedded_json` in the data. The page's own policy lets only the scri
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from segcal import __version__
 from segcal.colours import method_colours
 from segcal.comparison import Comparison, Entry, compare, match_cases, one_thread
-from segcal.errors import FileError
+from segcal.errors import ConfigError, FileError
 from segcal.evaluation import Evaluation
 from segcal.files import write_whole
 from segcal.intervals import patients_of
 from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.reading import reading
+from segcal.report.rendering import environment, method_style, png_text, policy, template_text
 from segcal.tables import Column, best_value, notes
 
 SCRIPTS = ("svg.js", "charts.js", "cases.js", "report.js")
@@ -74,11 +70,13 @@ def build_report(
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
+    comparison: Comparison | None = None,
 ) -> Path:
     """Write one self-contained HTML file on these evaluations, the first of which is the baseline. Where it is.
 
     Options are those of `compare`; `maps` are pictures to embed. A case that not all methods have is left out of the
-    comparison, and listed.
+    comparison, and listed. A `comparison` of these evaluations that is already there is taken as it is, with its own
+    test, correction and level; give the same `patients`.
     """
     out = Path(out)
     if out.is_dir():
@@ -87,15 +85,16 @@ def build_report(
         if not picture.png.startswith(PNG):
             raise FileError(f"maps must be PNG pictures; that of case {picture.case!r} is not one.")
     with one_thread():
-        comparison = compare(
-            evaluations,
-            patients=patients,
-            test=test,
-            correction=correction,
-            level=level,
-            resamples=resamples,
-            seed=seed,
-        )
+        if comparison is None:
+            comparison = compare(
+                evaluations,
+                patients=patients,
+                test=test,
+                correction=correction,
+                level=level,
+                resamples=resamples,
+                seed=seed,
+            )
         page = _page(evaluations, comparison, patients=patients, maps=maps, title=title, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, page.encode(errors="replace"))  # names of files may hold what is no text
@@ -114,6 +113,7 @@ def _page(
     level = comparison.level
     matched, _ = match_cases(evaluations)
     groups = patients_of(next(iter(matched.values())).cases, patients)
+    _check_comparison(comparison, matched, groups)
     diagrams = {method: method_diagrams(part, groups, level=level, seed=seed) for method, part in matched.items()}
     parts = {method: _like(part.foreground(), comparison.classes) for method, part in evaluations.items()}
     names = list(dict.fromkeys(name for part in parts.values() for name in part.cases))
@@ -126,6 +126,29 @@ def _page(
         provenance={method: _origin(part) for method, part in evaluations.items()},
         data=chart_data(comparison, matched, diagrams) | {"cases": cases},
     )
+
+
+def _check_comparison(comparison: Comparison, matched: Mapping[str, Evaluation], patients: Sequence[str]) -> None:
+    """One that was made elsewhere must be of what the page shows besides."""
+    first = next(iter(matched.values()))
+    for word, came, shown in (
+        ("methods", comparison.methods, tuple(matched)),
+        ("classes", comparison.classes, first.classes),
+        ("bins", (comparison.bins,), (first.bins,)),
+        ("cases", (comparison.cases,), (len(first.cases),)),
+        ("patients", (comparison.patients,), (len(set(patients)),)),
+    ):
+        if came != shown:
+            raise ConfigError(
+                f"comparison must have the {word} of the report's evaluations; it has {', '.join(map(str, came))}, "
+                f"they have {', '.join(map(str, shown))}."
+            )
+    for entry in comparison.entries:
+        if entry.seeds > 1:
+            raise ConfigError(
+                f"comparison must be of one evaluation of each method, as the report's diagrams are; {entry.method} "
+                f"has {entry.seeds} seeds."
+            )
 
 
 def _like(evaluation: Evaluation, classes: Sequence[str]) -> Evaluation:
@@ -157,28 +180,29 @@ def _render(
     provenance: Mapping[str, Any],
     data: Mapping[str, Any],
 ) -> str:
-    environment = Environment(
-        loader=PackageLoader("segcal"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["number"] = number
-    style, script = _style(comparison.methods), "\n".join(map(_template_text, SCRIPTS))
-    return environment.get_template("report.html.j2").render(
-        title=title,
-        comparison=comparison,
-        paragraphs=paragraphs,
-        notes=notes(replace(comparison, unmatched={})),  # those have a section of their own
-        tables=[_table(comparison, which) for which in comparison.case_sets],
-        others=list(_other_rows(comparison)),
-        missing=_missing(comparison.classes, data["cases"]),
-        maps=[(picture, base64.b64encode(picture.png).decode()) for picture in maps],
-        known_cases=frozenset(data["cases"]["names"]),
-        provenance=provenance,
-        version=__version__,
-        # Neither holds anything from outside but colours, so they need no escaping.
-        style=Markup(style),
-        script=Markup(script),
-        policy=_policy(style, script),
-        data=embedded_json(data),
+    style = template_text("report.css") + method_style(method_colours(comparison.methods))
+    script = "\n".join(map(template_text, SCRIPTS))
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            title=title,
+            comparison=comparison,
+            paragraphs=paragraphs,
+            notes=notes(replace(comparison, unmatched={})),  # those have a section of their own
+            tables=[_table(comparison, which) for which in comparison.case_sets],
+            others=list(_other_rows(comparison)),
+            missing=_missing(comparison.classes, data["cases"]),
+            maps=[(picture, png_text(picture.png)) for picture in maps],
+            known_cases=frozenset(data["cases"]["names"]),
+            provenance=provenance,
+            version=__version__,
+            # Neither holds anything from outside but colours, so they need no escaping.
+            style=Markup(style),
+            script=Markup(script),
+            policy=policy(style, script),
+            data=embedded_json(data),
+        )
     )
 
 
@@ -192,35 +216,6 @@ def embedded_json(data: object) -> Markup:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
-
-
-def number(value: float, digits: int = 3) -> str:
-    """With this many places; a dash for NaN."""
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _template_text(name: str) -> str:
-    return (resources.files("segcal") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _style(methods: Sequence[str]) -> str:
-    """The style sheet, and the colour of each method as a class; on dark paper a dark one is lifted to be seen."""
-    colours = method_colours(methods)
-    return _template_text("report.css") + "".join(
-        f".m{i} {{ --method: light-dark({colour}, oklch(from {colour} max(l, 0.58) c h)); }}\n"
-        for i, colour in enumerate(colours[method] for method in methods)
-    )
-
-
-def _policy(style: str, script: str) -> str:
-    """Nothing from elsewhere, and of what is here only this script and this style."""
-    script_hash, style_hash = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)
-    )
-    return (
-        f"default-src 'none'; img-src data:; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def _table(comparison: Comparison, which: str) -> dict[str, Any]:
