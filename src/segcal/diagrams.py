@@ -1,10 +1,11 @@
-"""The numbers behind the figures: what a reliability diagram, a dataset histogram and a radar plot show.
+"""The numbers behind the figures: what a reliability diagram, a dataset histogram, a radar plot and a front show.
 
 Figures on paper (`plots`) and on a page (`report`) are drawn from these, so that both show the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,3 +128,20 @@ def normalise(values: Tensor, *, higher_is_better: Tensor) -> Tensor:
 def _nan_max(values: Tensor) -> Tensor:
     largest = torch.where(values.isnan(), -torch.inf, values).amax(0)
     return torch.where(largest == -torch.inf, torch.nan, largest)
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Which (dice, ace) no other beats, by rising dice: none has both as good or better, and one of them better.
+
+    Equal points are on the front together; one with a NaN never is.
+
+    >>> pareto_front([(0.9, 0.2), (0.8, 0.1), (0.8, 0.2)])
+    [1, 0]
+    """
+    valued = [i for i, point in enumerate(points) if not any(map(math.isnan, point))]
+    front: list[int] = []
+    for i in sorted(valued, key=lambda i: (-points[i][0], points[i][1])):
+        lowest = points[front[-1]] if front else (math.nan, math.inf)
+        if points[i][1] < lowest[1] or tuple(points[i]) == tuple(lowest):
+            front.append(i)
+    return sorted(front, key=lambda i: (points[i][0], i))

@@ -6,10 +6,11 @@ import fcntl
 import io
 import json
 import os
+import re
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -117,3 +118,19 @@ class Ledger:
     def set(self, name: str, key: str) -> None:
         self.content[name] = key
         write_whole(self.path, json.dumps(self.content, indent=2, sort_keys=True).encode())
+
+
+def file_stems(names: Iterable[str]) -> dict[str, str]:
+    """A name for a file for each name, all different, whatever signs the names hold.
+
+    >>> file_stems(["DSC + CE", "DSC/CE", "ünï"])
+    {'DSC + CE': 'DSC-CE', 'DSC/CE': 'DSC-CE-2', 'ünï': 'ünï'}
+    """
+    stems: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^\w.]+", "-", name).strip("-.") or "method"
+        taken, stem, again = set(stems.values()), plain, 2
+        while stem.lower() in {each.lower() for each in taken}:  # some file systems do not tell case
+            stem, again = f"{plain}-{again}", again + 1
+        stems[name] = stem
+    return stems

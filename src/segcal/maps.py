@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from segcal.errors import ConfigError, FileError, GridError, ShapeError
 from segcal.evaluation import Evaluation
+from segcal.files import file_stems
 from segcal.measure import Options, not_probabilities, regions_of, sigmoid, softmax
 from segcal.overlap import dice
 from segcal.plots.probability import probability_row, row_height_in
 from segcal.plots.saving import figure_bytes, save_figure
-from segcal.plots.standard import file_stems
 from segcal.plots.style import PAGE_IN, default_settings, new_figure
 from segcal.regions import Regions
 from segcal.results import class_names

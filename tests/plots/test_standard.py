@@ -4,8 +4,8 @@ import matplotlib
 import pytest
 
 from segcal import ConfigError, Evaluation
+from segcal.files import file_stems
 from segcal.plots import write_figures
-from segcal.plots.standard import file_stems
 
 
 def test_the_standard_set_is_written_from_saved_evaluations(make_evaluation, tmp_path):

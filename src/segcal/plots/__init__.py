@@ -4,13 +4,14 @@ Each function draws on the axes or the figure that it is given and returns; noth
 changed and pyplot is never touched. A method has one colour everywhere (`method_colours`), all colours can be told
 apart by colour-blind readers, text is 7 points or larger at print size, and names are shown as they are spelt.
 
-Reading order: `style` (colours, sizes, text), `reliability`, `histograms`, `radar`, `probability`, `curves` (the
-figures), `saving` (files), `standard` (the set of figures that follows from saved evaluations).
+Reading order: `style` (colours, sizes, text), `reliability`, `histograms`, `radar`, `probability`, `curves`, `pareto`
+(the figures), `saving` (files), `standard` (the set of figures that follows from saved evaluations).
 """
 
 from segcal.colours import method_colours
 from segcal.plots.curves import SensitivityPoint, memberships, sensitivity, sensitivity_figure
 from segcal.plots.histograms import histogram_grid, reliability_histogram
+from segcal.plots.pareto import TradeOff, pareto, pareto_figure
 from segcal.plots.probability import probability_map, probability_row
 from segcal.plots.radar import radar, radar_pair, radar_values
 from segcal.plots.reliability import reliability_diagram, reliability_grid
@@ -22,11 +23,14 @@ __all__ = [
     "COLUMN_IN",
     "PAGE_IN",
     "SensitivityPoint",
+    "TradeOff",
     "figure_bytes",
     "histogram_grid",
     "memberships",
     "method_colours",
     "new_figure",
+    "pareto",
+    "pareto_figure",
     "probability_map",
     "probability_row",
     "radar",

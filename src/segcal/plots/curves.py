@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -72,7 +72,7 @@ def sensitivity(
     points: Iterable[SensitivityPoint],
     *,
     against: Literal["bins", "lambda"],
-    colours: dict[str, str] | None = None,
+    colours: Mapping[str, str] | None = None,
 ) -> dict[tuple[str, str], Line2D]:
     """Draw DSC and macro ACE against the number of bins or the loss weight, on a log axis; lines by (method, metric).
 
@@ -106,26 +106,35 @@ def sensitivity(
 
 
 def sensitivity_figure(
-    figure: AnyFigure, *, bins: Iterable[SensitivityPoint], weights: Iterable[SensitivityPoint]
+    figure: AnyFigure,
+    *,
+    bins: Iterable[SensitivityPoint],
+    weights: Iterable[SensitivityPoint],
+    colours: Mapping[str, str] | None = None,
 ) -> list[Axes]:
-    """Draw the whole study: DSC above macro ACE, against bins on the left and the weight on the right; the axes."""
+    """Draw the whole study: DSC above macro ACE, against bins on the left and the weight on the right; the axes.
+
+    Without points against one of the two, there is only the other.
+    """
     make_room(figure)
-    bins, weights = list(bins), list(weights)
-    methods = list(dict.fromkeys(point.method for point in (*bins, *weights)))
-    colours = method_colours(methods)
-    grid = figure.add_gridspec(2, 2)
-    upper, lower = (figure.add_subplot(grid[i, 0]) for i in range(2))
-    axes = [upper, lower, *(figure.add_subplot(grid[i, 1], sharey=(upper, lower)[i]) for i in range(2))]
-    sensitivity((axes[0], axes[1]), bins, against="bins", colours=colours)
-    sensitivity((axes[2], axes[3]), weights, against="lambda", colours=colours)
-    for ax in axes[2:]:
-        ax.set_ylabel("")
-        ax.tick_params(labelleft=False)
-    for ax in (axes[0], axes[2]):
-        ax.set_xlabel("")
-        ax.tick_params(labelbottom=False)
-    handles = [
-        Line2D([], [], color=colours[m], marker=MARKERS[i % len(MARKERS)], markersize=3) for i, m in enumerate(methods)
-    ]
+    given: dict[Literal["bins", "lambda"], list[SensitivityPoint]] = {"bins": list(bins), "lambda": list(weights)}
+    shown = {against: points for against, points in given.items() if points}
+    if not shown:
+        raise ConfigError("there must be points against bins or weights; got none.")
+    methods = list(dict.fromkeys(point.method for points in shown.values() for point in points))
+    colours = colours or method_colours(methods)
+    grid = figure.add_gridspec(2, len(shown))
+    axes: list[Axes] = []
+    for column, (against, points) in enumerate(shown.items()):
+        upper, lower = (figure.add_subplot(grid[i, column], sharey=axes[i] if column else None) for i in range(2))
+        sensitivity((upper, lower), points, against=against, colours=colours)
+        upper.set_xlabel("")
+        upper.tick_params(labelbottom=False)
+        for ax in (upper, lower) if column else ():
+            ax.set_ylabel("")
+            ax.tick_params(labelleft=False)
+        axes += [upper, lower]
+    markers = {method: MARKERS[i % len(MARKERS)] for i, method in enumerate(colours)}
+    handles = [Line2D([], [], color=colours[m], marker=markers[m], markersize=3) for m in methods]
     legend_below(figure, handles, methods)
     return axes

@@ -88,19 +88,31 @@ def radar(
 
 def radar_pair(figure: AnyFigure, evaluations: Mapping[str, Evaluation]) -> list[PolarAxes]:
     """Draw a radar plot of all cases and, if not all of them have every class, one of the complete cases; the axes."""
-    make_room(figure)
     shown = {"all": {name: each.foreground() for name, each in evaluations.items()}}
     complete = {name: each.complete() for name, each in shown["all"].items()}
     if any(complete[name].cases != each.cases for name, each in shown["all"].items()):
         shown["complete"] = complete
-    colours = method_colours(evaluations)
+    panels = {
+        f"{which} cases (n = {_number_of_cases(parts)})": radar_values(evaluations, cases=which)
+        for which, parts in shown.items()
+    }
+    return radar_figure(figure, panels)
+
+
+def radar_figure(
+    figure: AnyFigure,
+    panels: Mapping[str, Mapping[str, Mapping[str, float]]],
+    *,
+    colours: Mapping[str, str] | None = None,
+) -> list[PolarAxes]:
+    """Draw `panels[title][method][axis]` beside each other, over one legend; the axes. All have the same methods."""
+    make_room(figure)
     made = []
-    for i, (which, parts) in enumerate(shown.items()):
-        ax = cast(PolarAxes, figure.add_subplot(1, len(shown), i + 1, projection="polar"))
-        values = radar_values(evaluations, cases=which)
-        lines = radar(ax, values, title=f"{which} cases (n = {_number_of_cases(parts)})", colours=colours)
+    for i, (title, values) in enumerate(panels.items()):
+        ax = cast(PolarAxes, figure.add_subplot(1, len(panels), i + 1, projection="polar"))
+        lines = radar(ax, values, title=title, colours=colours)
         made.append(ax)
-    legend_below(figure, lines, list(evaluations), heading=HINT)
+    legend_below(figure, lines, list(values), heading=HINT)
     return made
 
 

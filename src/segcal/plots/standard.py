@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from segcal.colours import method_colours
 from segcal.diagrams import Reliability, ReliabilityHistogram, reliability, reliability_histogram
 from segcal.errors import ConfigError, one_of
 from segcal.evaluation import Evaluation
+from segcal.files import file_stems
 from segcal.intervals import patients_of
 from segcal.plots.histograms import histogram_grid
 from segcal.plots.radar import radar_pair
@@ -102,19 +102,3 @@ def histogram_figure(
     figure = new_figure(width, 0.9 + len(histograms) * (side + 0.08))
     histogram_grid(figure, histograms, colours=colours)
     return figure
-
-
-def file_stems(names: Iterable[str]) -> dict[str, str]:
-    """A name for a file for each name, all different, whatever signs the names hold.
-
-    >>> file_stems(["DSC + CE", "DSC/CE", "ünï"])
-    {'DSC + CE': 'DSC-CE', 'DSC/CE': 'DSC-CE-2', 'ünï': 'ünï'}
-    """
-    stems: dict[str, str] = {}
-    for name in names:
-        plain = re.sub(r"[^\w.]+", "-", name).strip("-.") or "method"
-        taken, stem, again = set(stems.values()), plain, 2
-        while stem.lower() in {each.lower() for each in taken}:  # some file systems do not tell case
-            stem, again = f"{plain}-{again}", again + 1
-        stems[name] = stem
-    return stems
