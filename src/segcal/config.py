@@ -13,6 +13,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,11 +40,20 @@ def _ordered(window: tuple[float, float]) -> tuple[float, float]:
 Window = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A part of a file: frozen, and without keys that it does not know."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def to_toml(self) -> str:
+        """As text that reads back as the same; what is None is left out."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
-class DataConfig(_Section):
+    def save(self, path: Path) -> None:
+        write_whole(path, self.to_toml().encode())
+
+
+class DataConfig(Section):
     """Which images, and how they are prepared. What is None is taken from the dataset's recipe."""
 
     dataset: str
@@ -70,7 +80,7 @@ PAPER_NETWORK: dict[str, Any] = {
 }
 
 
-class NetworkConfig(_Section):
+class NetworkConfig(Section):
     """A network of `monai.networks.nets` by name, and its arguments; those of the paper's network are its defaults."""
 
     name: str = "SegResNetDS"
@@ -84,7 +94,7 @@ class NetworkConfig(_Section):
         return content
 
 
-class AceConfig(_Section):
+class AceConfig(Section):
     """The calibration term."""
 
     weight: float = Field(default=0.0, ge=0)
@@ -95,7 +105,7 @@ class AceConfig(_Section):
     absent_classes: AbsentClasses = "zero"
 
 
-class LossConfig(_Section):
+class LossConfig(Section):
     """Weights of the three terms."""
 
     dice: float = Field(default=1.0, ge=0)
@@ -114,7 +124,7 @@ class LossConfig(_Section):
         )
 
 
-class TrainingConfig(_Section):
+class TrainingConfig(Section):
     """The paper's protocol. What is None is taken from the dataset's recipe."""
 
     epochs: int | None = Field(default=None, ge=1)
@@ -131,7 +141,7 @@ class TrainingConfig(_Section):
     """Processes that cut and augment patches; 0: the training process itself."""
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """How validation, and later the test, is measured."""
 
     bins: int = Field(default=20, ge=1, le=12_000)
@@ -140,7 +150,7 @@ class EvaluationConfig(_Section):
 NO_MATTER = ("data.root", "training.loader_workers")  # to what a run learns
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """Everything that decides what a run learns."""
 
     method: str = "dice-ce"
@@ -191,13 +201,6 @@ class RunConfig(_Section):
             raise ConfigError("data.window must be two numbers, the ends of the window, for data.intensity = 'window'.")
         return whole
 
-    def to_toml(self) -> str:
-        """As text that `read_config` reads back; what is None is left out."""
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
-
-    def save(self, path: Path) -> None:
-        write_whole(path, self.to_toml().encode())
-
 
 METHODS: dict[str, dict[str, Any]] = {
     "dice-ce": {"dice": 1.0, "ce": 1.0, "ace": {"weight": 0.0}},
@@ -228,21 +231,21 @@ def make_config(
     root: str | os.PathLike[str] | None = None,
     method: str | None = None,
     preset: str = "paper",
+    settings: Mapping[str, Any] | None = None,
     changes: Iterable[str] = (),
 ) -> RunConfig:
-    """A configuration from a file, or from a dataset, a method and a preset; `changes` are key=value.
+    """A configuration from a file, or from a dataset, a method and a preset.
 
+    `settings` and `changes` override all of these: nested as in a file, or each as key=value.
     An unknown key or a wrong value is a ConfigError that names it.
     """
     one_of("preset", preset, tuple(PRESETS))
-    content = {} if file is None else _read_toml(Path(file))
+    content = {} if file is None else read_toml(Path(file))
     name = method or content.get("method", "dice-ce")
     one_of("method", name, tuple(METHODS))
     loss = {"method": name, "loss": METHODS[name]}
     given = {"dataset": dataset, "root": None if root is None else os.fspath(root)}
-    changed: dict[str, Any] = {}
-    for change in changes:
-        changed = _merge(changed, _change(change))
+    changed = merge_changes(settings or {}, changes)
     layers = [
         {"network": {"name": "SegResNetDS", "options": PAPER_NETWORK}},
         PRESETS[preset],
@@ -256,7 +259,7 @@ def make_config(
     for layer in layers:
         if _network_name(layer) not in (None, _network_name(merged)):
             merged.pop("network", None)  # the options of one network mean nothing to another
-        merged = _merge(merged, layer)
+        merged = merge(merged, layer)
     return _validated(merged, "the configuration" if file is None else os.fspath(file))
 
 
@@ -265,13 +268,21 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
     return make_config(file=path)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Traversable) -> dict[str, Any]:
+    """The content of a file of settings."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"{path} must be a configuration file; {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} must be TOML; {error}.") from error
+
+
+def merge_changes(below: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """Settings with changes, each key=value, on top."""
+    for change in changes:
+        below = merge(below, _change(change))
+    return dict(below)
 
 
 def _change(text: str) -> dict[str, Any]:
@@ -296,11 +307,12 @@ def _network_name(content: Mapping[str, Any]) -> Any:
     return network.get("name") if isinstance(network, Mapping) else None
 
 
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings, those above winning."""
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merge(merged[key], value) if both else value
+        merged[key] = merge(merged[key], value) if both else value
     return merged
 
 
@@ -315,18 +327,18 @@ def _validated(content: dict[str, Any], source: str) -> RunConfig:
         config = RunConfig.model_validate(content)
         config.loss.build()  # refuses settings that do not go together
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_sentence(error)}") from None
+        raise ConfigError(f"{source}: {first_fault(error, RunConfig)}") from None
     except ConfigError as error:
         raise ConfigError(f"{source}: loss: {error}") from None
     return config
 
 
-def _sentence(error: ValidationError) -> str:
+def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
     """The first of pydantic's findings, in our words."""
     first = error.errors()[0]
     key = ".".join(part for part in map(str, first["loc"]) if "[" not in part)  # pydantic's names of types
     if first["type"] == "extra_forbidden":
-        known = list(_keys(RunConfig))
+        known = list(_keys(model))
         near = get_close_matches(key, known, 1, 0.6) or [k for k in known if k.rsplit(".")[-1] == key.rsplit(".")[-1]]
         return f"unknown key {key!r}." + (f" Did you mean {near[0]!r}?" if near else "")
     what = first["msg"].removeprefix("Input ").removeprefix("Value error, ")

@@ -7,7 +7,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from segcal.datasets import dataset_names, describe, open_dataset
+from segcal.datasets import dataset_names, describe, known_dataset, open_dataset
 from segcal.errors import ConfigError, FileError
 from segcal.regions import BUILT_IN
 
@@ -321,3 +321,17 @@ def test_ct_is_windowed_and_mixed_voxel_sizes_are_resampled(tmp_path):
     assert recipe.intensity == "window"
     assert recipe.spacing_mm == (4, 2, 2)
     assert recipe.patch == (48, 32, 32)
+
+
+@pytest.mark.parametrize("name", ["acdc", "amos", "brats", "kits"])
+def test_what_is_known_without_files_is_what_opening_finds(tmp_path, name):
+    known, opened = known_dataset(name), open_dataset(name, WRITERS[name](tmp_path))
+    assert known.cases == ()
+    for fact in ("name", "title", "channels", "classes", "values", "regions", "recipe", "paper", "paper_cases"):
+        assert getattr(known, fact) == getattr(opened, fact)
+
+
+def test_cases_of_the_paper_count_the_frames_of_a_patient():
+    assert known_dataset("acdc").paper_cases == (180, 20, 100)
+    assert known_dataset("amos").paper_cases == (216, 24)
+    assert known_dataset("decathlon") is None

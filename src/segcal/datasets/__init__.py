@@ -31,6 +31,7 @@ __all__ = [
     "check_dataset",
     "dataset_names",
     "describe",
+    "known_dataset",
     "make_phantom",
     "make_split",
     "open_dataset",
@@ -69,6 +70,7 @@ _OPENERS: dict[str, Callable[[Path], Dataset]] = {
     "nnunet": nnunet.open_nnunet,
     "phantom": phantom.open_phantom,
 }
+_KNOWN = {known.name: known for known in (acdc.KNOWN, amos.KNOWN, brats.KNOWN, kits.KNOWN)}
 
 
 def dataset_names() -> tuple[str, ...]:
@@ -83,6 +85,15 @@ def dataset_names() -> tuple[str, ...]:
 def describe() -> list[DatasetRow]:
     """What can be opened: a row for each dataset with its layout on disk, its classes and its regions."""
     return list(_ROWS)
+
+
+def known_dataset(name: str) -> Dataset | None:
+    """What is known of a dataset of the paper without its files; None for others, which say themselves what they are.
+
+    >>> known_dataset("acdc").paper_cases
+    (180, 20, 100)
+    """
+    return _KNOWN.get(name)
 
 
 def open_dataset(name: str, root: str | os.PathLike[str]) -> Dataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from segcal.datasets.dataset import Dataset, Problem, Recipe
@@ -24,6 +25,19 @@ RECIPE = Recipe(
     learning_rate=1e-4,
 )
 PATIENTS = (90, 10, 50)
+KNOWN = Dataset(
+    name="acdc",
+    title=TITLE,
+    root=Path(),
+    channels=("MRI",),
+    classes=CLASSES,
+    values=(0, 1, 2, 3),
+    cases=(),
+    shares=PATIENTS,
+    paper=PATIENTS,
+    cases_per_patient=2,
+    recipe=RECIPE,
+)
 _PATIENT = re.compile(r"patient\d+")
 _FRAME = re.compile(r"(?P<name>(?P<patient>patient\d+)_frame\d+)(?P<label>_gt)?")
 
@@ -43,21 +57,14 @@ def open_acdc(root: Path) -> Dataset:
         for patient, count in sorted(counts.items())
         if count != 2
     ]
-    dataset = Dataset(
-        name="acdc",
-        title=TITLE,
+    dataset = replace(
+        KNOWN,
         root=root,
-        channels=("MRI",),
-        classes=CLASSES,
-        values=(0, 1, 2, 3),
         cases=tuple(sorted((*cases, *tests), key=lambda case: case.name)),
         unlabelled=unlabelled(
             {name: files for name, files in test_images.items() if name not in test_labels}, patient=_patient
         ),
         official_test=tuple(case.name for case in tests),
-        shares=PATIENTS,
-        paper=PATIENTS,
-        recipe=RECIPE,
         problems=tuple(problems),
     )
     return dataset if tests else dataset.without_official_test("testing/ has no labelled patients here")

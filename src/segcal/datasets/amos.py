@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from segcal.datasets.dataset import Dataset, Recipe
@@ -42,6 +43,18 @@ RECIPE = Recipe(
     learning_rate=2e-4,
 )
 PATIENTS = (216, 24)  # the paper does not count its test images
+KNOWN = Dataset(
+    name="amos",
+    title=TITLE,
+    root=Path(),
+    channels=("CT",),
+    classes=CLASSES,
+    values=tuple(range(len(CLASSES))),
+    cases=(),
+    shares=(*PATIENTS, 0),
+    paper=PATIENTS,
+    recipe=RECIPE,
+)
 FIRST_MR = 500
 _NAME = re.compile(r"amos_(\d+)")
 
@@ -59,19 +72,13 @@ def open_amos(root: Path) -> Dataset:
     if not cases:
         raise wrong_layout(root, LAYOUT)
     left_out = sum(len(files) - len(ct[name]) for name, files in folders.items() if name.startswith("images"))
-    dataset = Dataset(
-        name="amos",
-        title=TITLE,
+    dataset = replace(
+        KNOWN,
         root=root,
-        channels=("CT",),
         classes=_classes(root / "dataset.json"),
-        values=tuple(range(len(CLASSES))),
         cases=tuple(sorted((*cases, *tests), key=lambda case: case.name)),
         unlabelled=unlabelled(images["imagesTs"]),
         official_test=tuple(case.name for case in tests),
-        shares=(*PATIENTS, 0),
-        paper=PATIENTS,
-        recipe=RECIPE,
         notes=(f"MR images (id {FIRST_MR} and above) are left out: {left_out}.",) if left_out else (),
         problems=tuple(problems + test_problems),
     )

@@ -7,6 +7,7 @@ is not part of the dataset: where it matters, give a split file.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from segcal.datasets.dataset import Dataset, Problem, Recipe
@@ -30,6 +31,19 @@ RECIPE = Recipe(
 )
 PATIENTS = (1000, 51, 200)
 CHANNELS = ("t1", "t1ce", "t2", "flair")
+KNOWN = Dataset(
+    name="brats",
+    title=TITLE,
+    root=Path(),
+    channels=CHANNELS,
+    classes=CLASSES,
+    values=(0, 1, 2, 4),
+    regions=BUILT_IN["brats"],
+    cases=(),
+    shares=PATIENTS,
+    paper=PATIENTS,
+    recipe=RECIPE,
+)
 _NAMES_2023 = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair"}
 _CASE = re.compile(r"BraTS\d+_(?:\w+_)?\d+|(?P<patient>BraTS-[A-Za-z]+-\d+)-\d+")
 
@@ -53,20 +67,7 @@ def open_brats(root: Path) -> Dataset:
     cases, alone = pair(images, labels, patient=_patient)
     if not cases:
         raise wrong_layout(root, LAYOUT)
-    return Dataset(
-        name="brats",
-        title=TITLE,
-        root=root,
-        channels=CHANNELS,
-        classes=CLASSES,
-        values=(0, 1, 2, 4),
-        regions=BUILT_IN["brats"],
-        cases=cases,
-        shares=PATIENTS,
-        paper=PATIENTS,
-        recipe=RECIPE,
-        problems=tuple(sorted(problems + alone)),
-    )
+    return replace(KNOWN, root=root, cases=cases, problems=tuple(sorted(problems + alone)))
 
 
 def _fits(folder: Path) -> bool:

@@ -81,6 +81,8 @@ class Dataset:
     """Why the split is not the paper's, where it is not."""
     paper: tuple[int, ...] = ()
     """Patients of the paper for training, validation and, where it says so, test."""
+    cases_per_patient: int = 1
+    """In the paper."""
     notes: tuple[str, ...] = ()
     """Facts that are no faults, such as files left out on purpose."""
     problems: tuple[Problem, ...] = ()
@@ -90,6 +92,11 @@ class Dataset:
     def patients(self) -> tuple[str, ...]:
         """Patients with at least one labelled case."""
         return tuple(sorted({case.patient for case in self.cases}))
+
+    @property
+    def paper_cases(self) -> tuple[int, ...]:
+        """Cases of the paper, on the sides that `paper` counts."""
+        return tuple(patients * self.cases_per_patient for patients in self.paper)
 
     def without_official_test(self, reason: str) -> Dataset:
         """The same, with a test share of its own and the reason for it."""

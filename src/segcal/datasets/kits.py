@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from segcal.datasets.dataset import Dataset, Recipe
@@ -25,6 +26,19 @@ RECIPE = Recipe(
     learning_rate=1e-4,
 )
 PATIENTS = (352, 39, 98)
+KNOWN = Dataset(
+    name="kits",
+    title=TITLE,
+    root=Path(),
+    channels=("CT",),
+    classes=CLASSES,
+    values=(0, 1, 2, 3),
+    regions=BUILT_IN["kits"],
+    cases=(),
+    shares=PATIENTS,
+    paper=PATIENTS,
+    recipe=RECIPE,
+)
 _CASE = re.compile(r"case_\d+")
 
 
@@ -37,20 +51,7 @@ def open_kits(root: Path) -> Dataset:
     cases, problems = pair(images, labels)
     if not cases:
         raise wrong_layout(root, LAYOUT)
-    return Dataset(
-        name="kits",
-        title=TITLE,
-        root=root,
-        channels=("CT",),
-        classes=CLASSES,
-        values=(0, 1, 2, 3),
-        regions=BUILT_IN["kits"],
-        cases=cases,
-        shares=PATIENTS,
-        paper=PATIENTS,
-        recipe=RECIPE,
-        problems=tuple(problems),
-    )
+    return replace(KNOWN, root=root, cases=cases, problems=tuple(problems))
 
 
 def _fits(folder: Path) -> bool:

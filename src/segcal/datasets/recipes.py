@@ -43,7 +43,7 @@ def fitted_recipe(cases: Sequence[DataCase], channels: Sequence[str]) -> Recipe:
     if all(channel.upper() == "CT" for channel in channels):
         recipe = replace(recipe, intensity="window", window=CT_WINDOW)
     chosen = cases[:: -(-len(cases) // _MOST_HEADERS)] if cases else ()
-    headers = [header for case in chosen if (header := _shape_and_spacing(case)) is not None]
+    headers = [header for case in chosen if (header := shape_and_spacing(case)) is not None]
     if not headers:
         return recipe
     shapes, spacings = (np.array(column, np.float64) for column in zip(*headers, strict=True))
@@ -56,7 +56,7 @@ def fitted_recipe(cases: Sequence[DataCase], channels: Sequence[str]) -> Recipe:
     return replace(recipe, patch=(x, y, z), inference_patch=(x, y, z))
 
 
-def _shape_and_spacing(case: DataCase) -> tuple[NDArray[Any], NDArray[Any]] | None:
+def shape_and_spacing(case: DataCase) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """Along the axes right, anterior, superior, to which training turns every image."""
     try:
         image: Any = nibabel.load(case.images[0])
