@@ -23,4 +23,4 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-from segcal.cli import calibrating, learning, measuring  # noqa: E402, F401  the verbs, which need `app`
+from segcal.cli import calibrating, learning, measuring, studying  # noqa: E402, F401  the verbs, which need `app`

@@ -1,0 +1,25 @@
+"""Many runs, one table: datasets x methods x seeds, trained, calibrated, evaluated, compared and shown.
+
+Reading order: `plan` (which runs there are), `estimate` (what they cost), `claims` and `work` (how processes share and
+do them), `overview` (how far they are), `summary` and `choose` (what they found), `figures` and `page` (how it is
+shown), `running` (all of it in one call), `slurm` (as an array of jobs).
+"""
+
+from segcal.study.plan import Plan, Study, make_plan, read_study, shipped_studies
+from segcal.study.running import do_runs, open_study, report_study, run_study
+from segcal.study.summary import Results
+from segcal.study.work import Workshop
+
+__all__ = [
+    "Plan",
+    "Results",
+    "Study",
+    "Workshop",
+    "do_runs",
+    "make_plan",
+    "open_study",
+    "read_study",
+    "report_study",
+    "run_study",
+    "shipped_studies",
+]

@@ -1,0 +1,209 @@
+"""A study as one HTML file that needs nothing else: what it found in words, tables and figures, and what was run.
+
+Whatever comes from outside (titles, names of datasets, methods, classes and cases) is escaped by Jinja.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from segcal import __version__
+from segcal.files import write_whole
+from segcal.plots.saving import DPI
+from segcal.report.rendering import environment, method_style, png_text, policy, template_text
+from segcal.study.figures import Drawn, StudyFigure, study_colours
+from segcal.study.overview import duration
+from segcal.study.summary import (
+    CHANGES,
+    MEAN,
+    Results,
+    choice_sentences,
+    relative_changes,
+    run_rows,
+    study_notes,
+    study_tables,
+)
+from segcal.study.work import Workshop
+from segcal.tables import Cell, Column, Table
+
+PX_PER_IN = 140  # of a figure as it is shown, where there is room
+FEW_ROWS = 20  # more rows are folded
+KEY = {  # what the summary tells of a method: name, unit, decimals
+    Column("ace", "macro"): ("macro-ACE", "%", 1),
+    Column("ace", "micro paper"): ("micro-ACE", "%", 1),
+    Column("dice", "macro"): ("DSC", "points", 2),
+}
+# value; ± over cases or [interval]; (of seeds)
+_NUMBER = re.compile(r"(?P<value>[+-]?[\d.]+|-)(?: (?P<spread>± \S+|\[[^\]]*\]))?(?: \((?P<seeds>[^)]*)\))?")
+
+
+class KeyResult(NamedTuple):
+    """Changes of a method against the baseline, mean over the datasets that have it."""
+
+    method: str
+    datasets: int
+    changes: dict[Column, float]
+
+
+class ShownCell(NamedTuple):
+    """A cell taken apart, each part to be shown in its own way."""
+
+    value: str
+    spread: str
+    seeds: str
+    stars: str
+    best: bool
+    change: str
+
+
+class ShownTable(NamedTuple):
+    """A table whose rows are in groups; a row has the name of its method and its numbers."""
+
+    title: str
+    names: tuple[str, ...]
+    headings: tuple[str, ...]
+    groups: list[tuple[str, list[tuple[str, list[ShownCell]]]]]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(rows) for _, rows in self.groups)
+
+
+class ShownFigure(NamedTuple):
+    """A figure as it is embedded, with its size in CSS pixels."""
+
+    name: str
+    caption: str
+    png: str
+    width: int
+    height: int
+
+
+def build_page(results: Results, shop: Workshop, drawn: Drawn, out: Path) -> Path:
+    """Write one self-contained HTML file on a study; where it is."""
+    colours = study_colours(results)
+    config = results.plan.study.config
+    tables = [shown_table(table) for table in study_tables(results)]
+    style = template_text("report.css") + template_text("study.css") + method_style(colours)
+    page = environment().get_template("study.html.j2").render(
+        title=config.title,
+        about=[" ".join(text.split()) for text in config.about.split("\n\n") if text.strip()],
+        baseline=config.baseline,
+        places={method: i for i, method in enumerate(colours)},
+        datasets=results.datasets,
+        seeds=len(config.seeds),
+        lead=lead_sentence(results),
+        keys=key_results(results),
+        key_columns=KEY,
+        choices=choice_sentences(results.chosen),
+        tables=[table for table in tables if table.names[0] != "class"],
+        class_tables=[table for table in tables if table.names[0] == "class"],
+        figures=_by_kind(drawn.figures),
+        runs=[_run(row) for row in run_rows(results, shop)],
+        few_rows=FEW_ROWS,
+        settings=_settings(results),
+        versions=_versions(results),
+        notes=[*study_notes(results), *drawn.remarks],
+        failures=[(state.name, state.message) for state in shop.states() if state.status == "failed"],
+        version=__version__,
+        style=Markup(style),  # holds nothing from outside but colours
+        policy=policy(style),
+    )  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, page.encode(errors="replace"))  # names may hold what is no text
+    return out
+
+
+def key_results(results: Results) -> list[KeyResult]:
+    """What each method but the baseline changes, those of a sweep left out."""
+    if not results.datasets:
+        return []
+    changes = relative_changes(results.datasets)
+    rows = changes[MEAN] if MEAN in changes else next(iter(changes.values()))
+    return [
+        KeyResult(method, number, dict(zip(CHANGES, values, strict=True)))
+        for method, values in rows.items()
+        if (number := sum(method in found.main_methods for found in results.datasets))
+    ]
+
+
+def lead_sentence(results: Results) -> str:
+    """The method that lowers macro-ACE the most, of those on the most datasets, and what else it changes."""
+    baseline, keys = results.plan.study.config.baseline, key_results(results)
+    most = max((key.datasets for key in keys), default=0)
+    column, *others = KEY
+    known = [key for key in keys if key.datasets == most and not math.isnan(key.changes[column])]
+    if not known:
+        return ""
+    best = min(known, key=lambda key: key.changes[column])
+    over = f", averaged over {most} datasets" if most > 1 else ""
+    if best.changes[column] >= 0:
+        return f"No method lowers the macro-ACE of {baseline} on test cases{over}."
+    by = f"{-best.changes[column]:.1f} % against {baseline}{over}"
+    rest = " and ".join(_told(best.changes[each], *KEY[each]) for each in others)
+    return f"{best.method} lowers macro-ACE {'the most: by' if len(known) > 1 else 'by'} {by}; it {rest}."
+
+
+def _told(value: float, name: str, unit: str, digits: int) -> str:
+    """A change in words."""
+    if math.isnan(value):
+        return f"has no {name} to compare"
+    if not round(value, digits):
+        return f"leaves {name} as it is"
+    return f"{'raises' if value > 0 else 'lowers'} {name} by {abs(value):.{digits}f} {unit}"
+
+
+def shown_table(table: Table) -> ShownTable:
+    """The rows of a table in its groups, the cells taken apart."""
+    groups: list[tuple[str, list[tuple[str, list[ShownCell]]]]] = []
+    for i, row in enumerate(table.rows):
+        if i == 0 or table.opens_group(i):
+            groups.append((row[0].text if table.names > 1 else "", []))
+        groups[-1][1].append((row[table.names - 1].text, [_shown(cell) for cell in row[table.names :]]))
+    return ShownTable(table.title, table.headings[: table.names], table.headings[table.names :], groups)
+
+
+def _shown(cell: Cell) -> ShownCell:
+    found = _NUMBER.fullmatch(cell.text)
+    value, spread, seeds = (
+        (found[name] or "" for name in ("value", "spread", "seeds")) if found else (cell.text, "", "")
+    )
+    return ShownCell(value, spread, seeds, cell.stars, cell.best, cell.change)
+
+
+def _by_kind(figures: Sequence[StudyFigure]) -> dict[str, list[ShownFigure]]:
+    found: dict[str, list[ShownFigure]] = {}
+    for figure in figures:
+        width, height = (round(pixels / DPI * PX_PER_IN) for pixels in struct.unpack(">II", figure.png[16:24]))
+        shown = ShownFigure(figure.name, figure.caption, png_text(figure.png), width, height)
+        found.setdefault(figure.kind, []).append(shown)
+    return found
+
+
+def _run(row: dict[str, Any]) -> dict[str, Any]:
+    """A run's row with its time in words."""
+    return row | {"time": "" if math.isnan(row["seconds"]) else duration(row["seconds"])}
+
+
+def _settings(results: Results) -> dict[str, str]:
+    """By dataset, the resolved settings of its baseline's first run."""
+    plan = results.plan
+    first = {arm.dataset: arm.run for arm in reversed(plan.arms) if arm.method == plan.study.config.baseline}
+    return {name: plan.runs[first[name]].config.to_toml() for name in plan.study.config.datasets if name in first}
+
+
+def _versions(results: Results) -> dict[str, str]:
+    """Of what evaluated; several, where runs were not done with the same."""
+    found: dict[str, dict[str, None]] = {}
+    for dataset in results.datasets:
+        for evaluation in (each for seeds in dataset.test.values() for each in seeds):
+            for name, version in evaluation.provenance.get("versions", {}).items():
+                found.setdefault(name, {})[str(version)] = None
+    return {name: ", ".join(versions) for name, versions in found.items()}

@@ -1,0 +1,369 @@
+"""What a study is: datasets, methods and seeds in one TOML file, and the runs that follow from it.
+
+A run is known by the hash of its resolved configuration. Two methods that need the same network (Dice + CE, and the
+same with a temperature) share a run, and so do the points of a sweep that repeat a method's own settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from segcal.config import (
+    METHODS,
+    PRESETS,
+    RunConfig,
+    Section,
+    first_fault,
+    make_config,
+    merge,
+    merge_changes,
+    read_toml,
+)
+from segcal.datasets import Dataset, dataset_names, make_phantom, open_dataset
+from segcal.errors import ConfigError, FileError, SegcalError, one_of
+from segcal.plots.pareto import FRONT, OUTSIDE
+from segcal.scaling import CALIBRATORS, Calibrator, make_calibrator
+
+AFTER = " + "  # METHOD + CALIBRATOR
+DATA_VARIABLE = "SEGCAL_DATA"
+PHANTOM = "phantom"
+SHIPPED = resources.files("segcal.study") / "shipped"
+
+
+class DatasetPlan(Section):
+    """A dataset of the study; `set` are settings of its runs."""
+
+    dataset: str
+    root: str | None = None
+    """None: the phantom, which is made on the spot."""
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class Variant(Section):
+    """A method of one's own: one of segcal's with other settings, perhaps calibrated afterwards."""
+
+    method: str
+    calibrator: str | None = None
+    calibrator_options: dict[str, Any] = Field(default_factory=dict)
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class Sweep(Section):
+    """Methods trained with each number of bins, and with each weight of the calibration term."""
+
+    methods: tuple[str, ...]
+    bins: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+
+
+class StudyConfig(Section):
+    """A study's file. The first method is the baseline."""
+
+    title: str
+    about: str = ""
+    preset: str = "paper"
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    methods: tuple[str, ...] = Field(min_length=1)
+    """One of segcal's, METHOD + CALIBRATOR, or the name of a variant."""
+    variants: dict[str, Variant] = Field(default_factory=dict)
+    datasets: dict[str, DatasetPlan] = Field(min_length=1)
+    sweep: Sweep | None = None
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Settings of every run."""
+    maps: int = Field(default=2, ge=0)
+    """Test cases of each dataset that are shown as probability maps."""
+    choose: str | None = None
+    """A rule, as `dsc >= baseline - 0.005`."""
+
+    @property
+    def baseline(self) -> str:
+        return self.methods[0]
+
+    def variant(self, name: str) -> Variant:
+        """What a method of the study stands for."""
+        if name in self.variants:
+            return self.variants[name]
+        method, plus, calibrator = name.partition(AFTER)
+        return Variant(method=method, calibrator=calibrator if plus else None)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that was read: its content, and the folder that its relative paths start from."""
+
+    name: str
+    config: StudyConfig
+    folder: Path | None
+
+
+class Fitting(NamedTuple):
+    """A calibrator that is fitted to a run's validation cases."""
+
+    method: str
+    options: tuple[tuple[str, str], ...] = ()
+    """Names and values, the latter as JSON."""
+
+    @property
+    def folder(self) -> str:
+        """Where in the run's folder it is kept."""
+        mark = hashlib.sha256(json.dumps(self.options).encode()).hexdigest()[:8]
+        return f"calibrated/{self.method}" + (f"-{mark}" if self.options else "")
+
+    def make(self) -> Calibrator:
+        return make_calibrator(self.method, **{name: json.loads(value) for name, value in self.options})
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One training, and what is fitted to it afterwards."""
+
+    dataset: str
+    """As the study calls it."""
+    config: RunConfig
+    opened: Dataset | None
+    """None where its data are missing; then the configuration is not resolved."""
+    fittings: tuple[Fitting, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its folder: another configuration is another folder."""
+        config = self.config
+        dataset = self.dataset.replace(" ", "_")  # what the hash does not know: its root may move
+        return f"{dataset}-{config.method}-seed{config.seed}-{config.hash}"
+
+
+class Arm(NamedTuple):
+    """A method on a dataset with a seed: a run, and the calibrator that is applied to it, if any."""
+
+    dataset: str
+    method: str
+    seed: int
+    run: str
+    fitting: Fitting | None
+
+    def results(self, runs: Path, side: str) -> Path:
+        """The folder of its evaluation."""
+        run = runs / self.run
+        return run / side if self.fitting is None else run / self.fitting.folder / side
+
+
+class SweepPoint(NamedTuple):
+    """A place on a sensitivity curve of a dataset: the arms of `label` are its results."""
+
+    dataset: str
+    method: str
+    against: str  # "bins" or "lambda"
+    setting: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a study, the arms that its tables compare, and the points of its curves."""
+
+    study: Study
+    runs: dict[str, PlannedRun]
+    arms: tuple[Arm, ...]
+    points: tuple[SweepPoint, ...]
+    missing: dict[str, str]
+    """Datasets whose files are not there, and what was looked for."""
+
+    @property
+    def file(self) -> StudyConfig:
+        """The study's file with roots where they were found, so that it says the same from anywhere."""
+        found = {run.dataset: run.config.data.root for run in self.runs.values() if run.opened is not None}
+        datasets = {
+            name: part.model_copy(update={"root": found[name]}) if name in found else part
+            for name, part in self.study.config.datasets.items()
+        }
+        return self.study.config.model_copy(update={"datasets": datasets})
+
+
+def shipped_studies() -> dict[str, Study]:
+    """The studies that come with the package, by name."""
+    files = {file.name.removesuffix(".toml"): file for file in SHIPPED.iterdir() if file.name.endswith(".toml")}
+    return {name: _study(name, read_toml(files[name]), None) for name in sorted(files)}
+
+
+def read_study(source: str | os.PathLike[str], *, changes: Iterable[str] = ()) -> Study:
+    """A study from a .toml file, or one that ships with segcal by its name; `changes` are key=value of its runs."""
+    path = Path(source)
+    shipped = shipped_studies()
+    if str(source) in shipped:
+        study = shipped[str(source)]
+    elif path.is_file():
+        study = _study(path.stem, read_toml(path), path.absolute().parent)
+    else:
+        raise FileError(f"a study must be a .toml file, or one of {', '.join(shipped)}; {source} is neither.")
+    together = merge_changes(study.config.set, changes)
+    return Study(study.name, study.config.model_copy(update={"set": together}), study.folder)
+
+
+def _study(name: str, content: Mapping[str, Any], folder: Path | None) -> Study:
+    try:
+        config = StudyConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"the study {name}: {first_fault(error, StudyConfig)}") from None
+    one_of("preset", config.preset, tuple(PRESETS))
+    swept = config.sweep.methods if config.sweep else ()
+    for method in (*config.methods, *swept):
+        _check_method(config, method)
+    if twice := {method for method in config.methods if config.methods.count(method) > 1}:
+        raise ConfigError(f"the study {name}: methods must differ; {twice.pop()!r} came twice.")
+    if unknown := [method for method in swept if method not in config.methods]:
+        raise ConfigError(
+            f"the study {name}: methods of the sweep must be methods of the study; {unknown[0]!r} is not."
+        )
+    for label, dataset in config.datasets.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 .-]*", label):
+            raise ConfigError(
+                f"the study {name}: names of datasets must be of letters, digits, spaces, '.' and '-'; got {label!r}."
+            )
+        one_of(f"the study {name}: datasets.{label}.dataset", dataset.dataset, dataset_names())
+        if dataset.root is None and dataset.dataset != PHANTOM:
+            raise ConfigError(f"the study {name}: datasets.{label}.root must be given; only the phantom needs none.")
+    return Study(name, _with_split_files(config, folder) if folder else config, folder)
+
+
+def _with_split_files(config: StudyConfig, folder: Path) -> StudyConfig:
+    """With split files, which lie beside the study's own, by their whole paths."""
+
+    def whole(settings: dict[str, Any]) -> dict[str, Any]:
+        split = settings.get("data", {}).get("split")
+        return merge(settings, {"data": {"split": os.fspath(folder / split)}}) if split else settings
+
+    def changed(parts: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: part.model_copy(update={"set": whole(part.set)}) for name, part in parts.items()}
+
+    parts = {"datasets": changed(config.datasets), "variants": changed(config.variants), "set": whole(config.set)}
+    return config.model_copy(update=parts)
+
+
+def _check_method(config: StudyConfig, name: str) -> None:
+    known = config.variant(name)
+    if name in (FRONT, OUTSIDE):
+        raise ConfigError(f"a variant must have a name that figures do not use themselves; got {name!r}.")
+    if known.method not in METHODS or (known.calibrator is not None and known.calibrator not in CALIBRATORS):
+        raise ConfigError(
+            f"a method of a study must be one of {', '.join(METHODS)}, one of them with a calibrator, as "
+            f"'dice-ce + temperature' ({', '.join(CALIBRATORS)}), or the name of a variant; got {name!r}."
+        )
+    for key in ("method", "seed"):
+        if key in known.set:
+            raise ConfigError(f"variants.{name}.set must leave {key} to the study; it sets it.")
+
+
+def make_plan(study: Study, out: str | os.PathLike[str], *, data: Iterable[str] = ()) -> Plan:
+    """The runs of a study. `data` says where datasets lie: NAME=FOLDER for one, or a FOLDER that holds them.
+
+    Data that are missing stop nothing here; their runs are planned without a folder of their own.
+    """
+    roots = dict(item.split("=", 1) for item in data if "=" in item)
+    folders = [Path(item) for item in data if "=" not in item]
+    folders += [Path(found)] if (found := os.environ.get(DATA_VARIABLE)) else []
+    if unknown := sorted(set(roots) - set(study.config.datasets)):
+        names = ", ".join(study.config.datasets)
+        raise ConfigError(f"--data NAME=FOLDER must name a dataset of the study ({names}); got {unknown[0]!r}.")
+    planner = _Planner(study)
+    missing: dict[str, str] = {}
+    for label, wanted in study.config.datasets.items():
+        try:
+            root = roots.get(label) or _find_root(wanted, study, folders, Path(out))
+            opened = open_dataset(wanted.dataset, root)
+        except SegcalError as error:
+            root, opened, missing[label] = wanted.root or "", None, str(error)
+        planner.add_dataset(label, wanted, root, opened)
+    return Plan(study, planner.runs, tuple(planner.arms), tuple(planner.points), missing)
+
+
+def _find_root(wanted: DatasetPlan, study: Study, folders: Iterable[Path], out: Path) -> str | Path:
+    """Where a dataset is: made on the spot, absolute, beside the study's file, or in one of the folders."""
+    if wanted.root is None:
+        return make_phantom(out / "data")
+    places = [*([study.folder] if study.folder else []), *folders]
+    for place in places:
+        if (place / wanted.root).exists():
+            return place / wanted.root
+    if Path(wanted.root).is_absolute():
+        return wanted.root
+    where = f"in {', '.join(map(str, places))}" if places else "anywhere: no folder of data was given"
+    raise FileError(f"the folder {wanted.root} must be there; it is not {where}. Give --data FOLDER, or NAME=FOLDER.")
+
+
+class _Planner:
+    """Collects runs and arms; what is the same run is one."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.runs: dict[str, PlannedRun] = {}
+        self.arms: list[Arm] = []
+        self.points: list[SweepPoint] = []
+
+    def add_dataset(self, label: str, wanted: DatasetPlan, root: str | Path, opened: Dataset | None) -> None:
+        config = self.study.config
+        own = {method: self._add(label, wanted, root, opened, method, {}) for method in config.methods}
+        if config.sweep is None:
+            return
+        for method in config.sweep.methods:
+            for against, key, settings in (
+                ("bins", "bins", config.sweep.bins),
+                ("lambda", "weight", config.sweep.weights),
+            ):
+                for setting in settings:
+                    changed = {"loss": {"ace": {key: setting}}}
+                    name = f"{method}, {setting} bins" if against == "bins" else f"{method}, λ {setting:g}"
+                    arms = self._arms(label, wanted, root, opened, name, method, changed)
+                    if [arm.run for arm in arms] == [arm.run for arm in own[method]]:
+                        name = method
+                    else:
+                        self.arms += arms
+                    self.points.append(SweepPoint(label, method, against, setting, name))
+
+    def _add(
+        self, label: str, wanted: DatasetPlan, root: str | Path, opened: Dataset | None, method: str, changed: Any
+    ) -> list[Arm]:
+        arms = self._arms(label, wanted, root, opened, method, method, changed)
+        self.arms += arms
+        return arms
+
+    def _arms(
+        self,
+        label: str,
+        wanted: DatasetPlan,
+        root: str | Path,
+        opened: Dataset | None,
+        name: str,
+        method: str,
+        changed: Mapping[str, Any],
+    ) -> list[Arm]:
+        """The arms of a method, one for each seed; their runs are noted."""
+        config = self.study.config
+        variant = config.variant(method)
+        fitting = variant.calibrator and Fitting(
+            variant.calibrator,
+            tuple((key, json.dumps(value)) for key, value in sorted(variant.calibrator_options.items())),
+        )
+        settings = merge(merge(merge(config.set, wanted.set), variant.set), changed)
+        arms = []
+        for seed in config.seeds:
+            made = make_config(
+                dataset=wanted.dataset, root=root, method=variant.method, preset=config.preset,
+                settings=merge(settings, {"seed": seed}),
+            )  # fmt: skip
+            run = PlannedRun(label, made.resolved(opened) if opened else made, opened, (fitting,) if fitting else ())
+            if (there := self.runs.get(run.name)) is not None:
+                fittings = dict.fromkeys((*there.fittings, *run.fittings))
+                run = PlannedRun(there.dataset, there.config, there.opened, tuple(fittings))
+            self.runs[run.name] = run
+            arms.append(Arm(label, name, seed, run.name, fitting or None))
+        return arms

@@ -1,0 +1,332 @@
+"""What a study found: its evaluations compared dataset by dataset, as the paper's tables and as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from segcal.comparison import Comparison, Entry, compare
+from segcal.evaluation import Evaluation
+from segcal.files import write_whole
+from segcal.study.choose import METRICS, Candidate, Choice, Rule, choose, parse_rule
+from segcal.study.plan import Arm, Plan, SweepPoint
+from segcal.study.work import SIDES, Workshop
+from segcal.tables import LAYOUTS, Cell, Column, Table, make_table, notes, to_latex, to_markdown
+
+MEAN = "mean of datasets"
+PAPER_LAYOUTS = {  # without what the paper does not have
+    title: tuple(column for column in columns if column.average != "micro pooled") for title, columns in LAYOUTS.items()
+}
+CHANGES = (
+    Column("dice", "macro"),
+    *(Column(metric, average) for metric in ("ace", "ece", "mce") for average in ("macro", "micro paper")),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetResults:
+    """A dataset's evaluations by method, one for each seed, and the comparison of the test ones."""
+
+    name: str
+    seeds: dict[str, tuple[int, ...]]
+    validation: dict[str, list[Evaluation]]
+    test: dict[str, list[Evaluation]]
+    comparison: Comparison
+    points: tuple[SweepPoint, ...]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return self.comparison.methods
+
+    @property
+    def main_methods(self) -> tuple[str, ...]:
+        """Those that are not a point of a sweep alone."""
+        swept = {point.label for point in self.points} - {point.method for point in self.points}
+        return tuple(method for method in self.methods if method not in swept)
+
+    def candidates(self, evaluations: dict[str, list[Evaluation]]) -> list[Candidate]:
+        """Every run with its numbers, on validation or on test cases."""
+        return [
+            Candidate(method, seed, numbers(evaluation))
+            for method, found in evaluations.items()
+            for seed, evaluation in zip(self.seeds[method], found, strict=True)
+        ]
+
+
+class Chosen(NamedTuple):
+    """What a rule chose on a dataset's validation cases (None: nothing obeys it), and its test results."""
+
+    dataset: str
+    rule: Rule
+    choice: Choice | None
+    baseline: dict[str, float]
+    """On validation cases, mean over seeds."""
+    test: dict[str, float]
+    """Of the chosen run."""
+    test_method: dict[str, float]
+    """Of the chosen method, mean over seeds."""
+    test_baseline: dict[str, float]
+    seeds: tuple[int, ...]
+    """Of the chosen method."""
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """All that a study has so far."""
+
+    plan: Plan
+    datasets: tuple[DatasetResults, ...]
+    chosen: tuple[Chosen, ...]
+    remarks: tuple[str, ...]
+    """What is missing."""
+
+
+def numbers(evaluation: Evaluation) -> dict[str, float]:
+    """The means over classes that a rule may name."""
+    rows = {
+        (row.average, row.metric): row.value
+        for row in evaluation.foreground().summary()
+        if (row.cases, row.label) == ("all", "mean")
+    }
+    return {name: rows[place] for name, place in METRICS.items()}
+
+
+def collect(shop: Workshop, *, rule: str | None = None) -> Results:
+    """Read the evaluations that are there and compare them; what is missing is said."""
+    plan = shop.plan
+    parsed = parse_rule(text) if (text := rule or plan.study.config.choose) else None
+    done = {run.name for run in plan.runs.values() if shop.is_done(run)}
+    datasets, chosen = [], []
+    remarks = [f"{name} is missing: {what}" for name, what in plan.missing.items()]
+    for name in plan.study.config.datasets:
+        if name in plan.missing:
+            continue
+        arms = [arm for arm in plan.arms if arm.dataset == name]
+        lacking = [f"{arm.method}, seed {arm.seed}" for arm in arms if arm.run not in done]
+        remarks += [f"{name}: {', '.join(lacking)}: not there yet."] if lacking else []
+        there = [arm for arm in arms if arm.run in done]
+        if plan.study.config.baseline not in {arm.method for arm in there}:
+            remarks.append(f"{name}: nothing to compare with yet, without {plan.study.config.baseline}.")
+            continue
+        found = _dataset_results(name, there, shop.runs, plan.points)
+        datasets.append(found)
+        if parsed is not None:
+            chosen.append(_chosen(found, parsed, plan.study.config.baseline))
+    return Results(plan, tuple(datasets), tuple(chosen), tuple(remarks))
+
+
+def _dataset_results(name: str, arms: Sequence[Arm], runs: Path, points: Sequence[SweepPoint]) -> DatasetResults:
+    seeds: dict[str, tuple[int, ...]] = {}
+    found: dict[str, dict[str, list[Evaluation]]] = {side: {} for side in SIDES}
+    for arm in arms:
+        seeds[arm.method] = (*seeds.get(arm.method, ()), arm.seed)
+        for side in SIDES:
+            evaluation = Evaluation.load(arm.results(runs, side) / "evaluation.npz")
+            found[side].setdefault(arm.method, []).append(evaluation)
+    return DatasetResults(
+        name, seeds, found["validation"], found["test"], compare(found["test"]),
+        tuple(point for point in points if point.dataset == name and point.label in seeds),
+    )  # fmt: skip
+
+
+def _chosen(found: DatasetResults, rule: Rule, baseline: str) -> Chosen:
+    candidates = found.candidates(found.validation)
+    choice = choose(candidates, rule, baseline=baseline)
+    tests = found.candidates(found.test)
+
+    def mean(some: Sequence[Candidate], method: str) -> dict[str, float]:
+        own = [candidate.values for candidate in some if candidate.method == method]
+        return {name: fmean(values[name] for values in own) for name in METRICS}
+
+    run = [dict(each.values) for each in tests if choice and (each.method, each.seed) == (choice.method, choice.seed)]
+    return Chosen(
+        found.name,
+        rule,
+        choice,
+        baseline=mean(candidates, baseline),
+        test=run[0] if run else {},
+        test_method=mean(tests, choice.method) if choice else {},
+        test_baseline=mean(tests, baseline),
+        seeds=found.seeds[choice.method] if choice else (),
+    )
+
+
+def study_tables(results: Results) -> list[Table]:
+    """The paper's table 1, the same of the other errors, relative changes, complete cases; then every class."""
+    datasets = results.datasets
+    if not datasets:
+        return []
+    tables = [_over_datasets(f"{title}, mean over classes", datasets, c, "all") for title, c in PAPER_LAYOUTS.items()]
+    tables.insert(1, change_table(datasets))
+    if any("complete" in found.comparison.case_sets for found in datasets):
+        tables += [
+            _over_datasets(f"{title}, mean over classes, cases with every class", datasets, columns, "complete")
+            for title, columns in PAPER_LAYOUTS.items()
+        ]
+    for found in datasets:
+        classes = found.comparison.classes
+        if len(classes) > 1:
+            tables += [
+                make_table(found.comparison, f"{found.name}: {title[0].lower()}{title[1:]}", columns, labels=classes)
+                for title, columns in PAPER_LAYOUTS.items()
+            ]
+    return tables
+
+
+def _over_datasets(title: str, datasets: Sequence[DatasetResults], columns: Sequence[Column], which: str) -> Table:
+    """One group of rows for each dataset."""
+    rows: list[tuple[Cell, ...]] = []
+    for found in datasets:
+        there = which if which in found.comparison.case_sets else "all"  # where all cases are complete
+        part = make_table(found.comparison, title, columns, which=there, floor=False)
+        rows += [(Cell(found.name if i == 0 else ""), *row) for i, row in enumerate(part.rows)]
+    return Table(title, ("dataset", *part.headings), tuple(rows), names=2)
+
+
+def relative_changes(datasets: Sequence[DatasetResults]) -> dict[str, dict[str, list[float]]]:
+    """By dataset and method, the change of each of `CHANGES` against the baseline: DSC in points, errors in percent.
+
+    Of several datasets, their mean follows, over those that have the method.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for dataset in datasets:
+        baseline, *others = dataset.methods
+        found[dataset.name] = {
+            method: [_change(dataset.comparison, method, baseline, column) for column in CHANGES] for method in others
+        }
+    if len(datasets) > 1:
+        methods = dict.fromkeys(method for rows in found.values() for method in rows)
+        found[MEAN] = {
+            method: [fmean(each) for each in zip(*_having(found, method), strict=True)] for method in methods
+        }
+    return found
+
+
+def _having(rows: dict[str, dict[str, list[float]]], method: str) -> Iterator[list[float]]:
+    return (each[method] for each in rows.values() if method in each)
+
+
+def _change(comparison: Comparison, method: str, baseline: str, column: Column) -> float:
+    entry, base = (comparison.find(name, average=column.average, metric=column.metric) for name in (method, baseline))
+    return 100 * (entry.value - base.value) if column.metric == "dice" else 100 * entry.change
+
+
+def change_table(datasets: Sequence[DatasetResults]) -> Table:
+    """The relative changes, with the tests' stars where they are of one dataset."""
+    comparisons = {found.name: found.comparison for found in datasets}
+    headings = ("dataset", "method", *(f"{c.heading} {'points' if c.metric == 'dice' else '%'}" for c in CHANGES))
+    rows: list[tuple[Cell, ...]] = []
+    for name, methods in relative_changes(datasets).items():
+        for i, (method, values) in enumerate(methods.items()):
+            cells = [Cell(name if i == 0 else ""), Cell(method)]
+            for column, value in zip(CHANGES, values, strict=True):
+                stars = ""
+                if name in comparisons:
+                    stars = comparisons[name].find(method, average=column.average, metric=column.metric).stars
+                digits = 2 if column.metric == "dice" else 1
+                cells.append(Cell("-" if math.isnan(value) else f"{value:+.{digits}f}", stars))
+            rows.append(tuple(cells))
+    return Table(f"Change against {datasets[0].methods[0]}", headings, tuple(rows), names=2)
+
+
+def choice_sentences(chosen: Iterable[Chosen]) -> list[str]:
+    """The choice of each dataset in words."""
+    return [_choice_sentence(each) for each in chosen]
+
+
+def _choice_sentence(chosen: Chosen) -> str:
+    asked = f"{chosen.dataset}: of the methods with {chosen.rule.text} on validation cases"
+    choice = chosen.choice
+    if choice is None:
+        return f"{asked} there is none."
+
+    def shown(values: Mapping[str, float]) -> str:
+        return f"DSC {values['dsc']:.4f}, macro-ACE {values['macro-ace']:.4f}, micro-ACE {values['micro-ace']:.4f}"
+
+    outside = f" Outside: {'; '.join(choice.refused)}." if choice.refused else ""
+    found = f"{asked}, {choice.method} has the lowest macro-ACE there ({shown(choice.values)})."
+    one = shown(chosen.test)
+    if len(chosen.seeds) > 1:
+        one = f"{shown(chosen.test_method)}, mean over seeds; its run of seed {choice.seed}, chosen alike, has {one}"
+    return f"{found}{outside} On test cases it has {one}. The baseline has {shown(chosen.test_baseline)}."
+
+
+def run_rows(results: Results, shop: Workshop) -> Iterator[dict[str, Any]]:
+    """Every arm of the plan, with its numbers where it is done."""
+    values = {
+        (found.name, side, candidate.method, candidate.seed): candidate.values
+        for found in results.datasets
+        for side, evaluations in (("validation", found.validation), ("test", found.test))
+        for candidate in found.candidates(evaluations)
+    }
+    facts = {state.name: state for state in shop.states()}
+    for arm in results.plan.arms:
+        row: dict[str, Any] = {
+            "dataset": arm.dataset, "method": arm.method, "seed": arm.seed, "run": arm.run,
+            "status": facts[arm.run].status, "seconds": facts[arm.run].seconds,
+        }  # fmt: skip
+        for side in SIDES:
+            known = values.get((arm.dataset, side, arm.method, arm.seed), {})
+            row |= {f"{side} {name}": known.get(name, math.nan) for name in METRICS}
+        yield row
+
+
+def study_notes(results: Results) -> list[str]:
+    """What a reader must know to read the tables, once, and what is missing."""
+    said = [f"{found.name}: {note}" for found in results.datasets for note in notes(found.comparison)[:1]]
+    shared = [note for found in results.datasets[:1] for note in notes(found.comparison)[1:]]
+    if len(results.datasets) > 1:
+        shared.append("Means over datasets count each dataset once, as the paper does.")
+    return [*said, *shared, *results.remarks]
+
+
+def write_tables(results: Results, shop: Workshop, out: Path) -> list[Path]:
+    """Write results.md and results.tex (tables and notes), results.csv (every number), runs.csv and choice.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    tables, sentences = study_tables(results), study_notes(results)
+    choices = choice_sentences(results.chosen)
+    config = results.plan.study.config
+    bullets = "".join(f"- {' '.join(text.split())}\n" for text in (*choices, *sentences)).replace("*", r"\*")
+    comments = "".join(f"% {' '.join(text.split())}\n" for text in (*choices, *sentences))
+    entries = [(found.name, *entry) for found in results.datasets for entry in found.comparison.entries]
+    rows = list(run_rows(results, shop))
+    files = {
+        "results.md": f"# {config.title}\n\n" + "\n\n".join(map(to_markdown, tables)) + "\n\n" + bullets,
+        "results.tex": comments + "\n" + "\n\n".join(map(to_latex, tables)) + "\n",
+        "results.csv": _csv(("dataset", *Entry._fields), entries),
+        "runs.csv": _csv(list(rows[0]), [list(row.values()) for row in rows]),
+        "choice.json": json.dumps([_choice_content(each) for each in results.chosen], indent=2, ensure_ascii=False),
+    }
+    for name, content in files.items():
+        write_whole(out / name, content.encode())
+    return [out / name for name in files]
+
+
+def _choice_content(chosen: Chosen) -> dict[str, Any]:
+    choice = chosen.choice
+    return {
+        "dataset": chosen.dataset,
+        "rule": chosen.rule.text,
+        "method": choice and choice.method,
+        "seed": choice and choice.seed,
+        "validation": choice and dict(choice.values),
+        "validation_baseline": chosen.baseline,
+        "test": chosen.test or None,
+        "test_mean_of_seeds": chosen.test_method or None,
+        "test_baseline": chosen.test_baseline,
+    }
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return content.getvalue()

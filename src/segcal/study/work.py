@@ -1,0 +1,254 @@
+"""The runs of a study done: each trained, calibrated and evaluated, by one process or by many that share a folder.
+
+A run is claimed before it is touched (`claims`), and every step of it can be taken up again, so that a process may
+end at any time. What is done is in `done.json` of the run's folder, what failed in `failed.json`: it is tried again by
+the next process that starts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal.errors import SegcalError
+from segcal.files import write_whole
+from segcal.results import Outcome
+from segcal.runs import Run, evaluate_run, load_run
+from segcal.scaling import Calibrator, load_calibrator
+from segcal.study.claims import Claim, ClaimLost, Claims
+from segcal.study.plan import Fitting, Plan, PlannedRun
+from segcal.training import train
+
+RUNS, CLAIMS, PREPARED = "runs", "claims", "prepared"
+DONE, FAILED = "done.json", "failed.json"
+CALIBRATOR = "calibrator.json"
+SIDES: tuple[Literal["validation", "test"], ...] = ("validation", "test")
+POLL_S = 2.0
+
+Tell = Callable[[str, int, int], None]  # stage, done, total
+
+
+class RunState(NamedTuple):
+    """How a run stands."""
+
+    name: str
+    status: Literal["done", "running", "failed", "waiting"]
+    stage: str = ""
+    share: float = 0.0
+    """Done of the whole run, roughly: training is nearly all of it."""
+    seconds: float = math.nan
+    where: str = ""
+    """Host and process that has it."""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """A study's folder: its runs and who works on them."""
+
+    plan: Plan
+    out: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.out / RUNS
+
+    @property
+    def claims(self) -> Claims:
+        (self.out / CLAIMS).mkdir(parents=True, exist_ok=True)
+        return Claims(self.out / CLAIMS)
+
+    def is_done(self, run: PlannedRun) -> bool:
+        """Whether everything that the plan asks of a run is there."""
+        facts = _read(self.runs / run.name / DONE)
+        return {fitting.folder for fitting in run.fittings} <= set(facts.get("fittings", ())) if facts else False
+
+    def failure(self, run: PlannedRun) -> dict[str, Any]:
+        """What failed last time; empty if nothing did."""
+        return _read(self.runs / run.name / FAILED)
+
+    def states(self) -> list[RunState]:
+        """How each run stands now, whoever works on it."""
+        claims = self.claims
+        return [self._state(run, claims) for run in self.plan.runs.values()]
+
+    def _state(self, run: PlannedRun, claims: Claims) -> RunState:
+        if self.is_done(run):
+            seconds = float(_read(self.runs / run.name / DONE).get("seconds", math.nan))
+            return RunState(run.name, "done", share=1.0, seconds=seconds)
+        holder = claims.holder(run.name)
+        if holder is not None:
+            note = holder.note
+            share, seconds = float(note.get("share", 0.0)), float(note.get("seconds", 0.0))
+            where = f"{holder.host}, process {holder.pid}"
+            return RunState(run.name, "running", str(note.get("stage", "")), share, seconds, where)
+        failed = self.failure(run)
+        if failed:
+            return RunState(run.name, "failed", message=f"{failed.get('kind')}: {failed.get('message')}")
+        return RunState(run.name, "waiting")
+
+    def work(
+        self,
+        *,
+        only: Iterable[str] | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        again: bool = True,
+    ) -> None:
+        """Take up runs until all are done or have failed; those that others have are waited for.
+
+        A run that failed before is tried again, once, unless `again` is False.
+        """
+        names = list(self.plan.runs) if only is None else list(only)
+        known = {name: self.failure(self.plan.runs[name]) if again else {} for name in names}
+        claims = self.claims
+        while True:
+            open_runs = [
+                run
+                for name in names
+                if not self.is_done(run := self.plan.runs[name])
+                and (not (failed := self.failure(run)) or failed == known[name])
+            ]
+            if not open_runs:
+                return
+            for run in open_runs:
+                if (claim := claims.take(run.name)) is not None:
+                    with claim:
+                        known[run.name] = {}
+                        self._attempt(run, claim, say)
+                    break
+            else:
+                time.sleep(POLL_S)
+
+    def _attempt(self, run: PlannedRun, claim: Claim, say: Callable[[str], None]) -> None:
+        folder = self.runs / run.name
+        start = time.monotonic()
+        if self.is_done(run):  # by another process, since we looked
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FAILED).unlink(missing_ok=True)
+        parts = 1 + (1 + len(run.fittings))
+
+        def tell(stage: str, done: int, total: int, part: int = 0) -> None:
+            claim.check()
+            within = done / total if total else 0.0
+            share = 0.9 * within if part == 0 else 0.9 + 0.1 * (part - 1 + within) / (parts - 1)
+            claim.tell(stage=stage, share=round(share, 4), seconds=round(time.monotonic() - start, 1))
+
+        try:
+            facts = execute(run, folder, self.out / PREPARED, tell)
+        except ClaimLost as error:
+            say(f"{run.name}: {error}")
+        except Exception as error:  # whatever it is, other runs go on
+            facts = {"kind": type(error).__name__, "message": str(error) or repr(error), "time": _now()}
+            write_whole(folder / "failed.log", traceback.format_exc().encode())
+            write_whole(folder / FAILED, json.dumps(facts, indent=2).encode())
+            say(f"{run.name} failed: {facts['kind']}: {facts['message']}")
+        else:
+            facts |= {"seconds": round(time.monotonic() - start, 1), "time": _now()}
+            write_whole(folder / DONE, json.dumps(facts, indent=2).encode())
+            say(f"{run.name} is done")
+
+
+def execute(run: PlannedRun, folder: Path, prepared: Path, tell: Callable[..., None]) -> dict[str, Any]:
+    """Train, evaluate on validation and test cases, fit each calibrator and evaluate again; facts about the run.
+
+    What is there already is not done again.
+    """
+    tell("preparing", 0, 1)
+    trained = train(
+        run.config, folder, prepared=prepared, progress=lambda done, total, text: tell("training", done, total)
+    )
+    loaded = load_run(folder, root=run.config.data.root)
+    for i, fitting in enumerate((None, *run.fittings), start=1):
+        target, calibrator = folder, None
+        if fitting is not None:
+            target = folder / fitting.folder
+            tell(f"fitting {fitting.method}", 0, 1, i)
+            calibrator = _fitted(loaded, fitting, target)
+        for j, side in enumerate(SIDES):
+
+            def advance(done: int, total: int, side: str = side, i: int = i, j: int = j) -> None:
+                tell(f"evaluating {side} cases", j * total + done, 2 * total, i)
+
+            complete(evaluate_run(loaded, target / side, side=side, calibrator=calibrator, progress=advance))
+    before = _read(folder / DONE).get("fittings", [])
+    return {
+        "config": run.config.hash,
+        "weights": loaded.fingerprint,
+        "fittings": sorted({*before, *(fitting.folder for fitting in run.fittings)}),
+        "best_epoch": trained.best_epoch,
+        "epochs": trained.epochs,
+    }
+
+
+def complete(outcome: Outcome) -> Outcome:
+    """The outcome, if every case was evaluated; SegcalError otherwise."""
+    if outcome.evaluation is None or outcome.failures:
+        first = outcome.failures[0]
+        raise SegcalError(
+            f"every case must be evaluated; {len(outcome.failures)} failed, the first {first.case}: {first.message}"
+        )
+    return outcome
+
+
+def _fitted(run: Run, fitting: Fitting, folder: Path) -> Calibrator:
+    """The calibrator of this run, fitted to its validation cases unless that was done for these weights before."""
+    path, mark = folder / CALIBRATOR, folder / "weights.txt"
+    with suppress(OSError, SegcalError):
+        if mark.read_text(encoding="utf-8") == run.fingerprint:
+            return load_calibrator(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with spooled(run, folder) as cases:
+        fitted = fitting.make().fit(cases)
+    fitted.save(path)
+    write_whole(mark, run.fingerprint.encode())
+    return fitted
+
+
+@contextmanager
+def spooled(run: Run, folder: Path) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
+    """Logits and labels of the validation cases, kept on disk while they are gone through as often as one likes."""
+    with tempfile.TemporaryDirectory(prefix=".logits-", dir=folder) as temporary:
+        place = Path(temporary)
+        count = 0
+        for logits, labels in run.logits_and_labels("validation"):
+            np.save(place / f"{count}.logits.npy", logits.numpy())
+            np.save(place / f"{count}.labels.npy", labels.numpy())
+            count += 1
+        yield _Spool(place, count)
+
+
+class _Spool:
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for i in range(self.count):
+            logits, labels = (
+                torch.from_numpy(np.load(self.folder / f"{i}.{name}.npy", mmap_mode="c"))
+                for name in ("logits", "labels")
+            )
+            yield logits, labels
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return {}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
