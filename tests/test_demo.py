@@ -18,7 +18,7 @@ from segcal import Evaluation, __version__
 from segcal.cli import app
 from segcal.datasets import make_phantom
 
-METHODS = ["dice-ce", "dice-ce, temperature", "hard-ace", "soft-ace"]
+METHODS = ["dice-ce", "dice-ce + temperature", "hard-ace", "soft-ace"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,21 +36,30 @@ def demo(tmp_path_factory):
     return out, done
 
 
+def run(out, method, file):
+    """A file of the run of this method."""
+    (folder,) = out.glob(f"runs/demo-{method}-seed0-*")
+    return folder / file
+
+
 def test_every_method_is_compared_on_the_test_cases(demo):
     out, done = demo
     rows = list(csv.DictReader((out / "comparison.csv").read_text().splitlines()))
     assert list(dict.fromkeys(row["method"] for row in rows)) == METHODS
     assert all(method in done.stdout for method in METHODS)
-    tested = {line.split()[1] for line in (out / "runs/dice-ce/split.txt").read_text().splitlines() if "test" in line}
+    tested = {line.split()[1] for line in run(out, "dice-ce", "split.txt").read_text().splitlines() if "test" in line}
     assert len(tested) == 6  # of ten
-    assert set(Evaluation.load(out / "evaluations/hard-ace/evaluation.npz").cases) == tested
+    assert set(Evaluation.load(run(out, "hard-ace", "test/evaluation.npz")).cases) == tested
 
 
 def test_a_temperature_leaves_dice_as_it_is_and_lowers_the_likelihood_loss_it_was_fitted_on(demo):
     out, _ = demo
-    plain, scaled = (Evaluation.load(out / f"evaluations/{name}/evaluation.npz") for name in ("dice-ce", "temperature"))
+    plain, scaled = (
+        Evaluation.load(run(out, "dice-ce", f"{folder}/evaluation.npz"))
+        for folder in ("test", "calibrated/temperature/test")
+    )
     assert torch.equal(plain.overlap.predicted, scaled.overlap.predicted)
-    fitted = json.loads((out / "runs/dice-ce/temperature.json").read_text())["fit"]
+    fitted = json.loads(run(out, "dice-ce", "calibrated/temperature/calibrator.json").read_text())["fit"]
     assert fitted["after"] <= fitted["before"]
 
 
@@ -75,7 +84,7 @@ def test_it_takes_a_decathlon_task_of_the_users(tmp_path):
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--dataset", str(root), "--epochs", "1"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out/report.html").exists()
-    assert not (tmp_path / "out/phantom").exists()
+    assert not (tmp_path / "out/data").exists()
 
 
 def test_a_folder_that_is_no_task_is_refused(tmp_path):

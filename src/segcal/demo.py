@@ -1,4 +1,4 @@
-"""The main job in one command: train with and without the calibration term, calibrate, evaluate, compare, report.
+"""The main job in one command: a small study, trained with and without the calibration term, calibrated and compared.
 
 On images made on the spot, whose true probabilities are known, or on a Decathlon task of the user's.
 """
@@ -10,27 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from segcal.comparison import Comparison, compare
-from segcal.config import make_config
+from segcal.comparison import Comparison
+from segcal.config import merge
 from segcal.datasets import make_phantom
 from segcal.errors import SegcalError
-from segcal.evaluation import Evaluation
 from segcal.report import build_report
-from segcal.runs import Run, evaluate_run, load_run
-from segcal.scaling import Calibrator, Temperature
+from segcal.scaling import Temperature, load_calibrator
+from segcal.study import Study, Workshop, do_runs, open_study, shipped_studies
+from segcal.study.plan import AFTER, PHANTOM, DatasetPlan
+from segcal.study.summary import collect
+from segcal.study.work import CALIBRATOR
 from segcal.tables import write_comparison
-from segcal.training import train
 
-METHODS = ("dice-ce", "hard-ace", "soft-ace")
-BASELINE, SCALED = "dice-ce", "dice-ce, temperature"
-# Of the phantom's patches, two thirds of an image wide, an epoch takes a third of a second on two cores.
-PHANTOM_CHANGES = (
-    "data.patch=[32, 32, 32]",
-    "data.inference_patch=[48, 48, 32]",
-    "training.batch_size=4",
-    "training.epochs=120",
-    "training.validate_every=20",
-)
+BASELINE = "dice-ce"
+SCALED = f"{BASELINE}{AFTER}temperature"
+METHODS = (BASELINE, SCALED, "hard-ace", "soft-ace")
 
 
 class DemoResult(NamedTuple):
@@ -48,47 +42,53 @@ def run_demo(
     epochs: int | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
-    progress: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> DemoResult:
     """Train each method on the phantom (or on a Decathlon task), and compare them on its test cases.
 
     Everything is kept in `out`; started again, it goes on from there.
     """
-    out = Path(out)
-    kind, root = ("decathlon", Path(dataset)) if dataset else ("phantom", make_phantom(out / "phantom", seed=seed))
-    changes = [f"seed={seed}", *(PHANTOM_CHANGES if dataset is None else ())]
-    changes += [f"training.epochs={epochs}"] if epochs else []
-    stages = len(METHODS) + 1
-    evaluations: dict[str, Evaluation] = {}
-    temperature = 1.0
-    for i, method in enumerate(METHODS):
-        config = make_config(dataset=kind, root=root, method=method, preset="small", changes=changes)
-        folder = out / "runs" / method
+    shop = open_demo(out, dataset=dataset, epochs=epochs, seed=seed)
+    do_runs(shop, say=say)
+    return report_demo(shop)
 
-        def advance(done: int, total: int, text: str, stage: int = i, method: str = method) -> None:
-            progress(stage * total + done, stages * total, f"{method}: {text}")
 
-        done = train(
-            config, folder, prepared=out / "prepared", progress=advance, say=say if i == 0 else lambda text: None
+def open_demo(
+    out: str | os.PathLike[str],
+    *,
+    dataset: str | os.PathLike[str] | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+) -> Workshop:
+    """The demo as a study: the shipped one of the phantom with fewer methods."""
+    shipped = shipped_studies()[PHANTOM].config
+    if dataset is None:
+        part, settings = (
+            DatasetPlan(dataset=PHANTOM, root=str(make_phantom(Path(out) / "data", seed=seed))),
+            shipped.set,
         )
-        run = load_run(folder)
-        evaluations[method] = _evaluated(run, out / "evaluations" / method, None)
-        if method == BASELINE:
-            fitted = Temperature().fit(list(run.logits_and_labels("validation")))
-            fitted.save(folder / "temperature.json")
-            temperature = fitted.temperature
-            evaluations[SCALED] = _evaluated(run, out / "evaluations" / "temperature", fitted)
-    progress((stages - 1) * done.epochs, stages * done.epochs, "comparing")
-    comparison = compare(evaluations)
-    write_comparison(comparison, out)
-    report = build_report(evaluations, out / "report.html", title="segcal demo", comparison=comparison)
-    progress(stages * done.epochs, stages * done.epochs, "done")
-    return DemoResult(comparison, report, temperature)
+    else:
+        part, settings = DatasetPlan(dataset="decathlon", root=os.path.abspath(dataset)), {}
+    changed = {
+        "title": "segcal demo",
+        "methods": METHODS,
+        "seeds": (seed,),
+        "datasets": {"demo": part},
+        "set": merge(settings, {"training": {"epochs": epochs}} if epochs else {}),
+    }
+    return open_study(Study("demo", shipped.model_copy(update=changed), None), out)
 
 
-def _evaluated(run: Run, out: Path, calibrator: Calibrator | None) -> Evaluation:
-    outcome = evaluate_run(run, out, calibrator=calibrator)
-    if outcome.evaluation is None or outcome.failures:
-        first = outcome.failures[0]
-        raise SegcalError(f"every test case must be evaluated; {first.case}: {first.message}")
-    return outcome.evaluation
+def report_demo(shop: Workshop) -> DemoResult:
+    """Compare the runs of a demo, and write tables and the page."""
+    for state in shop.states():
+        if state.status != "done":
+            raise SegcalError(f"every run of the demo must be done; {state.name} is {state.status}. {state.message}")
+    (found,) = collect(shop).datasets
+    write_comparison(found.comparison, shop.out)
+    evaluations = {method: seeds[0] for method, seeds in found.test.items()}
+    title = shop.plan.study.config.title
+    report = build_report(evaluations, shop.out / "report.html", title=title, comparison=found.comparison)
+    (scaled,) = (arm for arm in shop.plan.arms if arm.fitting is not None)
+    fitted = load_calibrator(scaled.results(shop.runs, CALIBRATOR))
+    assert isinstance(fitted, Temperature)
+    return DemoResult(found.comparison, report, fitted.temperature)

@@ -76,7 +76,7 @@ def test_tables_figures_and_page_are_there(whole):
         assert (out / "figures" / f"{name}.pdf").exists()
     assert [row["method"] for row in rows_of(out / "results" / "runs.csv")] == METHODS
     assert "4 runs" in done.stderr
-    assert "4 runs: 4 done" in study(out / "study.toml", "--out", out, "--status").stdout
+    assert "4 runs: 4 done" in study(out, "--status").stdout
 
 
 def test_every_number_of_the_tables_follows_from_the_files_of_cases(whole):
@@ -139,7 +139,7 @@ def test_another_rule_needs_no_run_again(whole, tables, no_figures):
 
     out, _ = whole
     before = times()
-    done = study(out / "study.toml", "--out", out, "--results", "--choose", "dsc >= 0")
+    done = study(out, "--results", "--choose", "dsc >= 0")
     assert done.exit_code == 0, done.output
     assert json.loads((out / "results" / "choice.json").read_text())[0]["rule"] == "dsc >= 0"
     assert times() == before

@@ -180,10 +180,14 @@ def demo(
 
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
         from segcal import demo as job
+        from segcal.cli.studying import watching
+        from segcal.study import do_runs
         from segcal.tables import LAYOUTS, make_table, notes, to_json, to_terminal
 
-        with progress_bar("epochs") as advance:
-            result = job.run_demo(out, dataset=dataset, epochs=epochs, seed=seed, progress=advance, say=say)
+        shop = job.open_demo(out, dataset=dataset, epochs=epochs, seed=seed)
+        with watching(shop):
+            do_runs(shop, say=say)
+        result = job.report_demo(shop)
     if as_json:
         print(to_json(result.comparison))
     else:

@@ -27,7 +27,8 @@ SHOWN_RUNS = 30  # more do not fit a screen; then only those that run or failed
 @app.command()
 def study(
     source: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="A study's .toml file, or the name of one that --list shows.")
+        str | None,
+        typer.Argument(metavar="STUDY", help="A study's .toml file or folder, or the name of one that --list shows."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for everything; started again, it goes on.")] = None,
     data: Annotated[
@@ -68,6 +69,7 @@ def study(
     with refusing(stopped=kept), _ending_in_order():
         from segcal.errors import ConfigError
         from segcal.study import open_study, read_study
+        from segcal.study.running import STUDY
 
         modes = [name for name, given in (
             ("--dry-run", dry_run), ("--status", status), ("--results", results), ("--worker", worker),
@@ -77,6 +79,8 @@ def study(
             raise ConfigError(f"one of --dry-run, --status, --results, --worker, --slurm must do; got {modes}.")
         if only and not worker:
             raise ConfigError("--only must come with --worker.")
+        if source is not None and (Path(source) / STUDY).is_file():  # the folder of a study
+            source, out = os.fspath(Path(source) / STUDY), out or Path(source)
         if source is None or (out is None and not dry_run):
             raise ConfigError("STUDY and --out must be given, as in: segcal study phantom --out folder.")
         found = read_study(source, changes=change or ())
@@ -112,7 +116,7 @@ def _run(shop: Workshop, *, jobs: int, rule: str | None) -> None:
     if rule is not None:
         parse_rule(rule)  # refused now rather than after hours
     if jobs:
-        with _watching(shop):
+        with watching(shop):
             do_runs(shop, jobs=jobs, say=say)
     found = report_study(shop, rule=rule)
     _show_results(shop, found)
@@ -232,7 +236,7 @@ def _table(found: Overview) -> RenderableType:
 
 
 @contextmanager
-def _watching(shop: Workshop) -> Iterator[None]:
+def watching(shop: Workshop) -> Iterator[None]:
     """A live overview on a terminal; elsewhere a line whenever a run begins or ends."""
     from rich.live import Live
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from segcal.errors import ConfigError
+from segcal.errors import FileError
 from segcal.study.figures import write_figures
 from segcal.study.page import build_page
 from segcal.study.plan import Study, make_plan
@@ -24,10 +24,15 @@ POLL_S = 1.0
 
 
 def open_study(study: Study, out: str | os.PathLike[str], *, data: Iterable[str] = ()) -> Workshop:
-    """The study's folder with its plan; its file is written there whole, as workers read it."""
+    """The study's folder with its plan; its file is written there whole, as workers read it.
+
+    Some of its data may be missing, but not all.
+    """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     plan = make_plan(study, out, data=tuple(data))
+    if len(plan.missing) == len(plan.study.config.datasets):
+        raise FileError(f"the study must find its data; {' '.join(plan.missing.values())}")
     plan.file.save(out / STUDY)
     return Workshop(plan, out)
 
@@ -53,10 +58,7 @@ def run_study(
 
 def do_runs(shop: Workshop, *, jobs: int = 1, say: Callable[[str], None] = lambda text: None) -> None:
     """All runs that are not done; those that other processes have are waited for."""
-    plan = shop.plan
-    if len(plan.missing) == len(plan.study.config.datasets):
-        raise ConfigError(f"the study must find its data; {' '.join(plan.missing.values())}")
-    there = [name for name, run in plan.runs.items() if run.opened is not None]
+    there = [name for name, run in shop.plan.runs.items() if run.opened is not None]
     if jobs > 1:
         with _workers(shop, jobs) as workers:
             while any(worker.poll() is None for worker in workers):

@@ -281,6 +281,9 @@ def run_rows(results: Results, shop: Workshop) -> Iterator[dict[str, Any]]:
 def study_notes(results: Results) -> list[str]:
     """What a reader must know to read the tables, once, and what is missing."""
     said = [f"{found.name}: {note}" for found in results.datasets for note in notes(found.comparison)[:1]]
+    for found in results.datasets:
+        run = found.test[found.methods[0]][0].provenance.get("run", {})
+        said += [f"{found.name}: {run['split_note']}"] if run.get("split_note") else []
     shared = [note for found in results.datasets[:1] for note in notes(found.comparison)[1:]]
     if len(results.datasets) > 1:
         shared.append("Means over datasets count each dataset once, as the paper does.")
