@@ -128,15 +128,15 @@ def legend_below(figure: AnyFigure, handles: Sequence[Artist], names: Sequence[s
 
 
 def wrap(text: str, *, width_in: float, size_pt: float = TITLE_PT) -> str:
-    """The text in lines of at most this width, broken at spaces where there are any, else anywhere.
+    """The text in lines of at most this width, broken at spaces or after _ - / where there are any, else anywhere.
 
-    >>> wrap("one two three", width_in=0.5)
-    'one two\\nthree'
+    >>> wrap("one two three", width_in=0.5), wrap("patient_007", width_in=0.6)
+    ('one two\\nthree', 'patient_\\n007')
     """
     lines = []
     for given in text.splitlines():
         lines.append("")
-        for piece in re.findall(r"\s+|\S+", given):
+        for piece in re.findall(r"\s+|[^\s_/-]*[_/-]+|[^\s_/-]+", given):
             if width_of(lines[-1] + piece, size_pt) <= width_in:
                 lines[-1] += piece
                 continue

@@ -33,9 +33,9 @@ def overview(shop: Workshop) -> Overview:
     states = tuple(shop.states())
     size = {run.name: _size(run) for run in shop.plan.runs.values()}
     paces = [
-        state.share * size[state.name] / state.seconds
+        (state.share - state.begun) * size[state.name] / state.seconds
         for state in states
-        if state.seconds > 0 and (state.status == "done" or state.share > EARLY)
+        if state.seconds > 0 and state.share - state.begun > EARLY
     ]
     workers = sum(state.status == "running" for state in states)
     if not paces or not workers:

@@ -7,6 +7,7 @@ the next process that starts.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import tempfile
@@ -37,8 +38,7 @@ DONE, FAILED = "done.json", "failed.json"
 CALIBRATOR = "calibrator.json"
 SIDES: tuple[Literal["validation", "test"], ...] = ("validation", "test")
 POLL_S = 2.0
-
-Tell = Callable[[str, int, int], None]  # stage, done, total
+TRAINING = 0.9  # of the whole, roughly
 
 
 class RunState(NamedTuple):
@@ -48,8 +48,11 @@ class RunState(NamedTuple):
     status: Literal["done", "running", "failed", "waiting"]
     stage: str = ""
     share: float = 0.0
-    """Done of the whole run, roughly: training is nearly all of it."""
+    """Done of the whole run, roughly."""
+    begun: float = 0.0
+    """The share that was done when it was taken up."""
     seconds: float = math.nan
+    """Since then; of a run that is done, all of its time."""
     where: str = ""
     """Host and process that has it."""
     message: str = ""
@@ -92,9 +95,9 @@ class Workshop:
         holder = claims.holder(run.name)
         if holder is not None:
             note = holder.note
-            share, seconds = float(note.get("share", 0.0)), float(note.get("seconds", 0.0))
+            share, begun, seconds = (float(note.get(key, 0.0)) for key in ("share", "begun", "seconds"))
             where = f"{holder.host}, process {holder.pid}"
-            return RunState(run.name, "running", str(note.get("stage", "")), share, seconds, where)
+            return RunState(run.name, "running", str(note.get("stage", "")), share, begun, seconds, where)
         failed = self.failure(run)
         if failed:
             return RunState(run.name, "failed", message=f"{failed.get('kind')}: {failed.get('message')}")
@@ -139,13 +142,15 @@ class Workshop:
             return
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FAILED).unlink(missing_ok=True)
-        parts = 1 + (1 + len(run.fittings))
+        shares: list[float] = []
 
         def tell(stage: str, done: int, total: int, part: int = 0) -> None:
             claim.check()
             within = done / total if total else 0.0
-            share = 0.9 * within if part == 0 else 0.9 + 0.1 * (part - 1 + within) / (parts - 1)
-            claim.tell(stage=stage, share=round(share, 4), seconds=round(time.monotonic() - start, 1))
+            later = TRAINING + (1 - TRAINING) * (part - 1 + within) / (1 + len(run.fittings))
+            shares.append(round(TRAINING * within if part == 0 else later, 4))
+            since = round(time.monotonic() - start, 1)
+            claim.tell(stage=stage, share=shares[-1], begun=shares[0], seconds=since)
 
         try:
             facts = execute(run, folder, self.out / PREPARED, tell)
@@ -157,7 +162,7 @@ class Workshop:
             write_whole(folder / FAILED, json.dumps(facts, indent=2).encode())
             say(f"{run.name} failed: {facts['kind']}: {facts['message']}")
         else:
-            facts |= {"seconds": round(time.monotonic() - start, 1), "time": _now()}
+            facts["time"] = _now()
             write_whole(folder / DONE, json.dumps(facts, indent=2).encode())
             say(f"{run.name} is done")
 
@@ -167,10 +172,10 @@ def execute(run: PlannedRun, folder: Path, prepared: Path, tell: Callable[..., N
 
     What is there already is not done again.
     """
-    tell("preparing", 0, 1)
     trained = train(
         run.config, folder, prepared=prepared, progress=lambda done, total, text: tell("training", done, total)
     )
+    start = time.monotonic()
     loaded = load_run(folder, root=run.config.data.root)
     for i, fitting in enumerate((None, *run.fittings), start=1):
         target, calibrator = folder, None
@@ -191,7 +196,14 @@ def execute(run: PlannedRun, folder: Path, prepared: Path, tell: Callable[..., N
         "fittings": sorted({*before, *(fitting.folder for fitting in run.fittings)}),
         "best_epoch": trained.best_epoch,
         "epochs": trained.epochs,
+        "seconds": round(_trained_s(folder) + time.monotonic() - start, 1),
     }
+
+
+def _trained_s(folder: Path) -> float:
+    """Seconds of all epochs, whichever process did them."""
+    with (folder / "log.csv").open(encoding="utf-8", newline="") as file:
+        return sum(float(row["seconds"]) for row in csv.DictReader(file))
 
 
 def complete(outcome: Outcome) -> Outcome:
