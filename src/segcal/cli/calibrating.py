@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcal.cli import app
-from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_unpaired, stdout
+from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_tables, show_unpaired
 
 if TYPE_CHECKING:
     from segcal.calibration import Fitted
@@ -82,7 +82,7 @@ def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | Non
     from segcal.comparison import compare
     from segcal.plots import save_figure
     from segcal.report import build_report
-    from segcal.tables import LAYOUTS, make_table, notes, to_json, to_terminal
+    from segcal.tables import LAYOUTS, make_table, notes, to_json
 
     calibrator = fitted.calibrator
     taken = "logits" if calibrator.inputs == "logits" else f"probabilities, by their logarithm, clipped at {LEAST:g}"
@@ -93,12 +93,12 @@ def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | Non
         if as_json:
             print(to_json(comparison))
         else:
-            console = stdout()
             cases = f"{comparison.cases} held-out cases, {fitted.folds} folds"
-            for title, columns in LAYOUTS.items():
-                console.print(to_terminal(make_table(comparison, f"{title}, mean over classes, {cases}", columns)))
-            for note in notes(comparison):
-                console.print(note, markup=False, highlight=False, soft_wrap=True)
+            tables = [
+                make_table(comparison, f"{title}, mean over classes, {cases}", columns)
+                for title, columns in LAYOUTS.items()
+            ]
+            show_tables(tables, notes(comparison))
         before, after = (comparison.find(name, metric="dice").value for name in evaluations)
         unchanged = "no decision changes" if calibrator.keeps_decisions else "decisions may change"
         say(f"DSC {before:.6f} before, {after:.6f} calibrated: {unchanged}")
@@ -106,7 +106,8 @@ def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | Non
         save_figure(reliability_before_and_after(fitted.before, fitted.after, patients=patients), picture)
         say(f"reliability before and calibrated: {picture}")
         if report is not None:
-            build_report(evaluations, report, patients=patients, title=f"{calibrator.method}, cross-validated")
+            title = f"{calibrator.method}, cross-validated"
+            build_report(evaluations, report, patients=patients, title=title, comparison=comparison)
             say(f"the report is {report}")
     _show_fit(fitted)
     say(f"the calibrator is {out}")

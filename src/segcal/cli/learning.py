@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal.cli import app
-from segcal.cli.shown import progress_bar, refusing, say, show_failures, stdout
+from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_tables
 
 if TYPE_CHECKING:
     from segcal.datasets import Check
@@ -54,18 +54,13 @@ def check(
 
 
 def _print_check(found: Check) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
     table = Table(show_header=False)
     for fact, value in found.facts():
         table.add_row(fact, str(value))
-    console.print(table)
-    for note in found.notes:
-        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    for problem in found.problems:
-        console.print(f"{problem.case}: {problem.what}", markup=False, highlight=False, soft_wrap=True)
+    notes = [f"note: {note}" for note in found.notes]
+    show_tables([table], [*notes, *(f"{problem.case}: {problem.what}" for problem in found.problems)])
 
 
 @datasets.command()
@@ -182,7 +177,7 @@ def demo(
         from segcal import demo as job
         from segcal.cli.studying import watching
         from segcal.study import do_runs
-        from segcal.tables import LAYOUTS, make_table, notes, to_json, to_terminal
+        from segcal.tables import LAYOUTS, make_table, notes, to_json
 
         shop = job.open_demo(out, dataset=dataset, epochs=epochs, seed=seed)
         with watching(shop):
@@ -193,8 +188,5 @@ def demo(
     else:
         title, columns = next(iter(LAYOUTS.items()))
         table = make_table(result.comparison, f"{title}, mean over classes, {result.comparison.cases} cases", columns)
-        console = stdout()
-        console.print(to_terminal(table))
-        for note in notes(result.comparison):
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
+        show_tables([table], notes(result.comparison))
     say(f"temperature {result.temperature:.3f}; tables and runs are in {out}; the report is {result.report}")

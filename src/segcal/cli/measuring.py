@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal.cli import app
-from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_unpaired, stdout
+from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_tables, show_unpaired
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -107,7 +107,7 @@ def compare(
 
     import segcal
     from segcal.evaluation import read_evaluations
-    from segcal.tables import comparison_tables, notes, to_json, to_terminal, write_comparison
+    from segcal.tables import comparison_tables, notes, to_json, write_comparison
 
     with refusing():
         found = read_evaluations(evaluations)
@@ -130,11 +130,7 @@ def compare(
     if as_json:
         print(to_json(comparison))
     else:
-        console = stdout()
-        for table in comparison_tables(comparison):
-            console.print(to_terminal(table))
-        for note in notes(comparison):
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
+        show_tables(comparison_tables(comparison), notes(comparison))
     say(f"wrote {', '.join(path.name for path in written)} in {out}")
 
 

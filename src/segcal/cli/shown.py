@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,8 +11,10 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as RichTable
 
     from segcal.results import Failure
+    from segcal.tables import Table
     from segcal.volumes import Pairing
 
 
@@ -31,6 +33,17 @@ def stdout() -> Console:
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+def show_tables(tables: Iterable[Table | RichTable], sentences: Iterable[str]) -> None:
+    """Tables, and below them sentences as they are, on stdout."""
+    from segcal.tables import Table, to_terminal
+
+    console = stdout()
+    for table in tables:
+        console.print(to_terminal(table) if isinstance(table, Table) else table)
+    for sentence in sentences:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_failures(failures: Sequence[Failure]) -> None:

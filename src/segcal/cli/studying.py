@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcal.cli import app
-from segcal.cli.shown import refusing, say, stderr, stdout
+from segcal.cli.shown import refusing, say, show_tables, stderr
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.table import Table
 
     from segcal.study import Results, Workshop
     from segcal.study.overview import Overview
@@ -126,13 +126,8 @@ def _run(shop: Workshop, *, jobs: int, rule: str | None) -> None:
 
 def _show_results(shop: Workshop, found: Results) -> None:
     from segcal.study.summary import choice_sentences, study_notes, study_tables
-    from segcal.tables import to_terminal
 
-    console = stdout()
-    for table in study_tables(found)[:2]:
-        console.print(to_terminal(table))
-    for sentence in (*choice_sentences(found.chosen), *study_notes(found)):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    show_tables(study_tables(found)[:2], (*choice_sentences(found.chosen), *study_notes(found)))
     for state in shop.states():
         if state.status == "failed":
             say(f"{state.name} failed: {state.message}")
@@ -154,7 +149,7 @@ def _work(shop: Workshop, only: list[str] | None) -> None:
 def _show(shop: Workshop) -> None:
     from segcal.study.overview import overview
 
-    stdout().print(_table(overview(shop)))
+    show_tables([_table(overview(shop))], ())
 
 
 def _show_plan(found: Any, out: Path | None, data: Any, tflops: float | None) -> None:
@@ -177,17 +172,13 @@ def _show_plan(found: Any, out: Path | None, data: Any, tflops: float | None) ->
             row.run, row.dataset, ", ".join(row.methods), str(row.seed), f"{row.epochs}", _known(row.steps, "d"),
             _known(row.hours, ".1f"),
         )  # fmt: skip
-    console = stdout()
-    console.print(table)
     whole = total(rows)
     unknown = f", {whole.unknown} of them of unknown cost" if whole.unknown else ""
     sentence = (
         f"{whole.runs} runs{unknown}: about {whole.hours:.1f} GPU hours at {tflops:g} TFLOP/s kept up. This is "
         "arithmetic, not a measurement; say with --tflops what your GPU does."
     )
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    for name, what in plan.missing.items():
-        console.print(f"{name}: {what}", markup=False, highlight=False, soft_wrap=True)
+    show_tables([table], [sentence, *(f"{name}: {what}" for name, what in plan.missing.items())])
     if plan.missing:
         raise typer.Exit(1)
 
@@ -212,7 +203,7 @@ def _print_script(shop: Workshop, tflops: float | None) -> None:
     print(script)
 
 
-def _table(found: Overview) -> RenderableType:
+def _table(found: Overview) -> Table:
     from rich.table import Table
 
     from segcal.study.overview import duration
