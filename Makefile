@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: setup browser demo test lint bench clean
+.PHONY: setup browser demo test test-adapters lint bench clean
 
 setup: $(READY)
 
@@ -22,6 +22,10 @@ browser:
 
 test: setup browser
 	$(BIN)/python -m pytest
+
+# With clusters and frameworks of others, which take their time.
+test-adapters: setup
+	$(BIN)/python -m pytest -m peers tests/adapters
 
 lint: setup
 	$(BIN)/ruff check .

@@ -43,8 +43,8 @@ LAYERS: list[dict[str, set[str]]] = [
             "study",
         }
     },
-    {"command line": {"cli", "__main__"}},
     {"adapters": {"adapters"}},
+    {"command line": {"cli", "__main__"}},
 ]
 HEIGHT = {name: height for height, layers in enumerate(LAYERS) for layer in layers for name in layers[layer]}
 LAYER = {name: layer for layers in LAYERS for layer, names in layers.items() for name in names}

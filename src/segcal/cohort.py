@@ -27,7 +27,7 @@ import segcal
 from segcal.errors import ConfigError, SegcalError
 from segcal.measure import CaseSums, Options, measure_case, stamp
 from segcal.regions import read_class_names, read_regions
-from segcal.results import Failure, Outcome, keep_only, open_parts, stack_cases, write_results
+from segcal.results import Failure, Outcome, Spread, crashed, keep_only, open_parts, stack_cases, write_results
 from segcal.volumes import CaseFiles, Pairing, pair_cases
 
 if TYPE_CHECKING:
@@ -47,13 +47,15 @@ def evaluate(
     sigmoid: bool = False,
     calibrator: str | os.PathLike[str] | None = None,
     workers: int = 1,
+    spread: Spread | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Evaluate every case that both folders have, and write the results to `out`.
 
     Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv. A case that
     cannot be read or makes no sense is a failure with a sentence; it does not stop the others. A `calibrator` is a
-    file of one: predictions are measured as it makes them, and no map is stored.
+    file of one: predictions are measured as it makes them, and no map is stored. Cases are measured by so many
+    `workers`, or by what does them elsewhere, as `segcal.adapters.dask.DaskCluster`.
     """
     if workers < 1:
         raise ConfigError(f"workers must be at least 1; got {workers}.")
@@ -63,7 +65,7 @@ def evaluate(
         sigmoid=sigmoid, calibrator=calibrator,
     )  # fmt: skip
     with open_parts(out) as parts:
-        done, failures = _run(pairing.cases, options, parts, workers, progress)
+        done, failures = _run(pairing.cases, options, parts, workers, spread, progress)
         evaluation, strangers = _assemble(pairing.cases, done, options)
         outcome = Outcome(evaluation, sorted(failures + strangers), pairing)
         write_results(outcome, options, out)
@@ -124,6 +126,7 @@ def _run(
     options: Options,
     parts: Path,
     workers: int,
+    spread: Spread | None,
     progress: Callable[[int, int], None],
 ) -> tuple[dict[str, Path], list[Failure]]:
     """Evaluate what is not there yet; the file of each case that worked, and the failures."""
@@ -136,7 +139,8 @@ def _run(
             done[files.name] = path
         else:
             waiting.append((files, path))
-    for files, path, failure in _results(waiting, options, workers):
+    results = _results(waiting, options, workers) if spread is None else _spread(waiting, options, spread)
+    for files, path, failure in results:
         if failure is None:
             done[files.name] = path
         else:
@@ -169,8 +173,26 @@ def _results(
             try:
                 yield files, path, pool.submit(_measure_to, files, options, path).result()
             except BrokenProcessPool:
-                message = "the process that read this case died; it may need more memory than there is."
-                yield files, path, Failure(files.name, "CrashError", message)
+                yield files, path, crashed(files.name)
+
+
+def _spread(
+    waiting: list[tuple[CaseFiles, Path]], options: Options, spread: Spread
+) -> Iterator[tuple[CaseFiles, Path, Failure | None]]:
+    """Elsewhere, where another folder may be the current one."""
+
+    def whole(files: CaseFiles) -> CaseFiles:
+        predictions = tuple(path.absolute() for path in files.predictions)
+        return replace(files, predictions=predictions, label=files.label.absolute())
+
+    jobs = [(whole(files), options, path.absolute()) for files, path in waiting]
+    for i, came in spread(_measure_alone, jobs):
+        yield *waiting[i], crashed(waiting[i][0].name) if isinstance(came, BaseException) else came
+
+
+def _measure_alone(files: CaseFiles, options: Options, path: Path) -> Failure | None:
+    """On one thread: a worker elsewhere may do several at a time."""
+    return _measure_to(files, options, path, threads=1)
 
 
 def _import_whole(name: str) -> None:
@@ -208,9 +230,11 @@ def _start_worker(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of torch, which a calibrator brings
 
 
-def _measure_to(files: CaseFiles, options: Options, path: Path) -> Failure | None:
+def _measure_to(files: CaseFiles, options: Options, path: Path, *, threads: int | None = None) -> Failure | None:
     try:
-        measure_case(files, options, threads=_threads).save(path, files.name, (*files.predictions, files.label))
+        measure_case(files, options, threads=threads or _threads).save(
+            path, files.name, (*files.predictions, files.label)
+        )
     except SegcalError as error:
         return Failure(files.name, type(error).__name__, str(error))
     except (OSError, MemoryError) as error:

@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -26,9 +27,21 @@ from segcal.datasets.recipes import PLAIN
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
 from segcal.files import write_whole
 from segcal.inference import build_network, measure_logits, measuring_options, predict_logits
-from segcal.measure import CaseSums, stamp
+from segcal.measure import CaseSums, Options, stamp
 from segcal.prepare import prepare_case, read_labels, restore
-from segcal.results import Failure, MapJob, Maps, Outcome, keep_only, make_maps, open_parts, stack_cases, write_results
+from segcal.results import (
+    Failure,
+    MapJob,
+    Maps,
+    Outcome,
+    Spread,
+    crashed,
+    keep_only,
+    make_maps,
+    open_parts,
+    stack_cases,
+    write_results,
+)
 from segcal.scaling import Calibrator
 from segcal.volumes import Pairing
 
@@ -50,6 +63,7 @@ class Run:
     device: torch.device
     fingerprint: str
     """Of the weights, so that results of another training are not taken for this one's."""
+    checkpoint: str = BEST
 
     def cases(self, side: Side) -> list[DataCase]:
         """The cases of a side of the split; "all" has those without labels, too."""
@@ -105,7 +119,7 @@ def load_run(
         raise FileError(f"{path} must fit the network of config.toml; {str(error).splitlines()[0]}") from error
     split = read_split(folder / "split.txt", dataset) if with_data else Split((), (), ())
     fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return Run(folder, config, dataset, split, network.to(device).eval(), device, fingerprint)
+    return Run(folder, config, dataset, split, network.to(device).eval(), device, fingerprint, checkpoint)
 
 
 def remember(folder: Path, dataset: Dataset) -> None:
@@ -189,30 +203,35 @@ def evaluate_run(
     *,
     side: Side = "test",
     calibrator: Calibrator | None = None,
+    spread: Spread | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Evaluate a run on the original grid, one case in memory, no map stored; writes what `segcal evaluate` writes.
 
-    Stopped and started again, cases that are done are not predicted again.
+    Stopped and started again, cases that are done are not predicted again. `spread` does them elsewhere, as
+    `segcal.adapters.dask.DaskCluster`; the run's folder and its data must be seen there.
     """
     out = Path(out)
     options = measuring_options(run.dataset, run.config)
     cases = [case for case in run.cases(side) if case.label is not None]
     mark = None if calibrator is None else calibrator.fingerprint
-    parts: dict[str, Path] = {}
     failures: list[Failure] = []
     with open_parts(out) as folder:
-        for i, case in enumerate(cases):
-            part = folder / f"{_key(run, case, mark, 'sums', str(options))}.npz"
-            try:
-                if not part.exists():
-                    labels = read_labels(case, run.dataset)
-                    sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
-                    sums.save(part, case.name, case.files)
-                parts[case.name] = part
-            except SegcalError as error:
-                failures.append(Failure(case.name, type(error).__name__, str(error)))
-            progress(i + 1, len(cases))
+        parts = {case.name: folder / f"{_key(run, case, mark, 'sums', str(options))}.npz" for case in cases}
+        waiting = [case for case in cases if not parts[case.name].exists()]
+        done = len(cases) - len(waiting)
+        if spread is None:
+            jobs: Iterable[Failure | None] = (
+                _measure_to(run, case, calibrator, options, parts[case.name]) for case in waiting
+            )
+        else:
+            jobs = _spread(run, waiting, calibrator, options, parts, spread)
+        for failure in jobs:
+            if failure is not None:
+                failures.append(failure)
+                del parts[failure.case]
+            done += 1
+            progress(done, len(cases))
         evaluation = stack_cases(list(parts), lambda name: CaseSums.load(parts[name]), options) if parts else None
         if evaluation is not None:
             evaluation.provenance["run"] = {
@@ -223,6 +242,52 @@ def evaluate_run(
         write_results(outcome, options, out)
         keep_only(folder, parts.values())
     return outcome
+
+
+def _measure_to(
+    run: Run, case: DataCase, calibrator: Calibrator | None, options: Options, part: Path
+) -> Failure | None:
+    try:
+        labels = read_labels(case, run.dataset)
+        sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
+        sums.save(part, case.name, case.files)
+    except SegcalError as error:
+        return Failure(case.name, type(error).__name__, str(error))
+    return None
+
+
+def _spread(
+    run: Run,
+    cases: Sequence[DataCase],
+    calibrator: Calibrator | None,
+    options: Options,
+    parts: Mapping[str, Path],
+    spread: Spread,
+) -> Iterator[Failure | None]:
+    """Elsewhere, where the run is loaded once by each process."""
+    source = (str(run.folder.absolute()), str(run.dataset.root.absolute()), run.checkpoint, run.fingerprint)
+    jobs = [(source, case.name, calibrator, options, parts[case.name].absolute()) for case in cases]
+    for i, came in spread(_measure_there, jobs):
+        yield crashed(cases[i].name) if isinstance(came, BaseException) else came
+
+
+def _measure_there(
+    source: tuple[str, str, str, str], name: str, calibrator: Calibrator | None, options: Options, part: Path
+) -> Failure | None:
+    try:
+        run = _run_there(*source)
+        (case,) = (case for case in run.dataset.cases if case.name == name)
+    except SegcalError as error:
+        return Failure(name, type(error).__name__, str(error))
+    return _measure_to(run, case, calibrator, options, part)
+
+
+@lru_cache(maxsize=1)
+def _run_there(folder: str, root: str, checkpoint: str, fingerprint: str) -> Run:
+    run = load_run(folder, root=root, checkpoint=checkpoint)
+    if run.fingerprint != fingerprint:
+        raise FileError(f"{run.folder / checkpoint} must be the same file everywhere; another one is seen here.")
+    return run
 
 
 def _key(run: Run, case: DataCase, calibrator: str | None, *what: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal.cli import app
+from segcal.cli.measuring import Dask, dask_cluster
 from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_tables
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def predict(
     ] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Measure on the spot; store no map.")] = False,
     calibrator: Annotated[Path | None, typer.Option(help="A calibrator that `calibrate fit` wrote (.json).")] = None,
+    dask: Dask = None,
     logits: Annotated[bool, typer.Option("--logits", help="Write logits instead of probabilities.")] = False,
     dtype: Annotated[
         Literal["float32", "float16"], typer.Option(help="float16: 16-bit integers with a scale, in NIfTI.")
@@ -134,6 +136,8 @@ def predict(
         from segcal.errors import ConfigError
         from segcal.scaling import load_calibrator
 
+        if dask and not evaluate:
+            raise ConfigError("--dask must come with --evaluate.")
         if evaluate and (images or logits or dtype != "float32"):
             raise ConfigError("--evaluate must go without --images, which have no labels, --logits and --dtype.")
         if images and (side or data):
@@ -142,7 +146,9 @@ def predict(
         fitted = None if calibrator is None else load_calibrator(calibrator)
         with progress_bar("cases") as advance:
             if evaluate:
-                outcome = runs.evaluate_run(found, out, side=side or "test", calibrator=fitted, progress=advance)
+                outcome = runs.evaluate_run(
+                    found, out, side=side or "test", calibrator=fitted, spread=dask_cluster(dask), progress=advance
+                )
             else:
                 cases = None if images is None else runs.image_cases(images, len(found.dataset.channels))
                 content: Literal["logits", "probabilities"] = "logits" if logits else "probabilities"

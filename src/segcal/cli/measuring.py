@@ -13,6 +13,7 @@ from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_ta
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from segcal.adapters.dask import DaskCluster
     from segcal.evaluation import Evaluation
     from segcal.results import Outcome
 
@@ -29,6 +30,20 @@ Test = Annotated[Literal["t", "wilcoxon"], typer.Option(help="Test that the star
 Holm = Annotated[bool, typer.Option("--holm", help="Correct for several methods and classes.")]
 
 
+Dask = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Spread the cases over this Dask cluster, as tcp://HOST:8786.")
+]
+
+
+def dask_cluster(address: str | None) -> DaskCluster | None:
+    """The cluster at an address, if one is given."""
+    if address is None:
+        return None
+    from segcal.adapters.dask import DaskCluster
+
+    return DaskCluster(address)
+
+
 @app.command()
 def evaluate(
     predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
@@ -38,6 +53,7 @@ def evaluate(
     bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 20,
     background: Annotated[bool, typer.Option("--background", help="Report the background class, too.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
+    dask: Dask = None,
     calibrator: Annotated[
         Path | None, typer.Option(help="Measure what this calibrator (.json) makes of the maps; store none.")
     ] = None,
@@ -65,6 +81,7 @@ def evaluate(
             sigmoid=sigmoid,
             calibrator=calibrator,
             workers=workers,
+            spread=dask_cluster(dask),
             progress=advance,
         )
     show_outcome(outcome, out, background=background, as_json=as_json)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from segcal.volumes import Pairing
 
 
-TRAINING_NEEDS = ("monai", "pydantic", "tensorboard", "tomli_w")
+EXTRAS = {"train": ("monai", "pydantic", "tensorboard", "tomli_w"), "dask": ("dask", "distributed")}
 
 
 def stderr() -> Console:
@@ -80,9 +80,10 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
         raise typer.Exit(2) from None
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in TRAINING_NEEDS:
+        extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+        if extra is None:
             raise
-        say(f"{package} must be installed for this command: pip install 'segcal[train]' brings all that it needs.")
+        say(f"{package} must be installed for this command: pip install 'segcal[{extra}]' brings all that it needs.")
         raise typer.Exit(2) from None
     except OSError as error:
         say(f"{type(error).__name__}: {error}")

@@ -1,0 +1,78 @@
+"""Cases measured by the workers of a Dask cluster, which see the same files.
+
+    from segcal import evaluate
+    from segcal.adapters.dask import DaskCluster
+
+    evaluate("maps", "labels", "results", spread=DaskCluster("tcp://scheduler:8786"))
+
+Workers write each case's sums to the results' folder, as local processes do: the results are the same, and what was
+done before an interruption is not done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dask.distributed import Client, KilledWorker, as_completed
+
+import segcal
+from segcal.errors import ConfigError, SegcalError
+from segcal.results import Failure
+
+
+class DaskCluster:
+    """Does jobs on a cluster that runs already, given its scheduler's address or a client of it.
+
+    A job whose worker dies is done by another one; after as many deaths as Dask allows (three, by its own setting
+    `distributed.scheduler.allowed-failures`) it counts as the cause of them, and the other jobs go on.
+    """
+
+    def __init__(self, cluster: str | Client, *, timeout_s: float = 30.0) -> None:
+        self.client = cluster if isinstance(cluster, Client) else _connected(cluster, timeout_s)
+        self._check()
+
+    def __call__(
+        self, function: Callable[..., Failure | None], jobs: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, Failure | BaseException | None]]:
+        """The place of each job and what it gave, as they come; a job's own exceptions are raised."""
+        futures = {self.client.submit(function, *job, pure=False): i for i, job in enumerate(jobs)}
+        try:
+            for future in as_completed(futures, loop=self.client.loop):
+                error = future.exception()
+                if error is not None and not isinstance(error, KilledWorker):
+                    raise error
+                yield futures[future], future.result() if error is None else error
+        finally:
+            self.client.cancel(list(futures))  # of those that are not done, if we were interrupted
+
+    def _check(self) -> None:
+        """Workers must be there and have this segcal."""
+        versions = self.client.run(_version)
+        if not versions:
+            raise ConfigError(f"the Dask cluster at {self._address} must have workers; it has none.")
+        for worker, version in versions.items():
+            if version != segcal.__version__:
+                came = f"segcal {version}" if version else "no segcal"
+                raise ConfigError(f"every Dask worker must have segcal {segcal.__version__}; {worker} has {came}.")
+
+    @property
+    def _address(self) -> str:
+        return str(self.client.scheduler.address)
+
+
+def _connected(address: str, timeout_s: float) -> Client:
+    try:
+        return Client(address, timeout=timeout_s, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise SegcalError(
+            f"a Dask scheduler must answer at {address}, as tcp://HOST:8786, within {timeout_s:g} s; {error}."
+        ) from error
+
+
+def _version() -> str | None:
+    try:
+        import segcal
+    except ImportError:
+        return None
+    return segcal.__version__

@@ -1,0 +1,137 @@
+"""Cases spread over a real Dask cluster: the same results as here, whoever of its workers dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import layouts
+import nibabel
+import numpy as np
+import pytest
+import tiny
+from typer.testing import CliRunner
+
+import segcal
+from segcal import ConfigError, Evaluation, SegcalError, evaluate
+from segcal.cli import app
+from segcal.runs import evaluate_run, load_run
+from segcal.scaling import Temperature
+from segcal.training import train
+
+dask = pytest.importorskip("dask", reason="dask[distributed] is not installed")
+distributed = pytest.importorskip("distributed", reason="dask[distributed] is not installed")
+
+from segcal.adapters.dask import DaskCluster  # noqa: E402
+
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets of workers that were killed
+]
+CASES, SHAPE = 8, (24, 24, 16)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two workers, processes of their own, on the loopback address."""
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
+        ) as started,
+        distributed.Client(started, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("maps")
+    generator = np.random.default_rng(0)
+    for name in ("maps", "labels"):
+        (folder / name).mkdir()
+    for i in range(CASES):
+        labels = generator.integers(0, 3, SHAPE).astype(np.uint8)
+        maps = generator.dirichlet([1, 1, 1], SHAPE).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(maps, np.eye(4)), folder / "maps" / f"case_{i}.nii.gz")
+        nibabel.save(nibabel.Nifti1Image(labels, np.eye(4)), folder / "labels" / f"case_{i}.nii.gz")
+    (folder / "maps" / "case_5.nii.gz").write_bytes(b"no image")
+    evaluate(folder / "maps", folder / "labels", folder / "local")
+    return folder
+
+
+def tables(folder):
+    return {name: (folder / name).read_bytes() for name in ("cases.csv", "summary.csv", "failures.csv", "summary.json")}
+
+
+def test_the_results_are_those_of_this_machine_and_what_is_done_is_not_done_again(cluster, folder, monkeypatch):
+    monkeypatch.chdir(folder)  # paths are the caller's, not the workers'
+    address = cluster.scheduler.address
+    arguments = ["evaluate", "maps", "labels", "--out", "spread", "--dask", address]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1  # one case is broken
+    assert tables(folder / "spread") == tables(folder / "local")
+    parts = {path: path.stat().st_mtime_ns for path in (folder / "spread" / ".parts").glob("*.npz")}
+    assert len(parts) == CASES - 1
+    evaluate("maps", "labels", "spread")  # here: it finds what the workers wrote
+    assert {path: path.stat().st_mtime_ns for path in (folder / "spread" / ".parts").glob("*.npz")} == parts
+
+
+def test_a_worker_that_is_killed_loses_nothing(cluster, folder):
+    killed = []
+
+    def kill(done, total):
+        if not killed:
+            killed.append(next(iter(cluster.run(os.getpid).values())))
+            os.kill(killed[0], signal.SIGKILL)
+
+    outcome = evaluate(
+        folder / "maps", folder / "labels", folder / "killed", spread=DaskCluster(cluster), progress=kill
+    )
+    assert killed
+    assert [failure.case for failure in outcome.failures] == ["case_5"]
+    assert tables(folder / "killed") == tables(folder / "local")
+
+
+def test_a_case_that_kills_every_worker_is_a_failure_and_stops_no_other(cluster):
+    from workers import die_at
+
+    came = dict(DaskCluster(cluster)(die_at, [(i, 1) for i in range(4)]))
+    assert isinstance(came.pop(1), distributed.KilledWorker)
+    assert came == {0: None, 2: None, 3: None}
+
+
+def test_what_a_job_raises_is_raised_here(cluster):
+    with pytest.raises(ZeroDivisionError):
+        list(DaskCluster(cluster)(divmod, [(1, 0)]))
+
+
+def test_a_run_is_evaluated_by_workers_as_by_itself(cluster, tmp_path):
+    train(tiny.tiny_config("acdc", layouts.write_acdc(tmp_path / "data"), epochs=1), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    fitted = Temperature().fit(list(run.logits_and_labels("validation")))
+    here = evaluate_run(run, tmp_path / "here", calibrator=fitted)
+    there = evaluate_run(run, tmp_path / "there", calibrator=fitted, spread=DaskCluster(cluster))
+    assert there.failures == here.failures == []
+    assert there.evaluation.cases == here.evaluation.cases
+    a, b = (Evaluation.load(tmp_path / name / "evaluation.npz").statistics for name in ("here", "there"))
+    assert np.array_equal(a.count.numpy(), b.count.numpy())
+    assert np.allclose(a.confidence_sum.numpy(), b.confidence_sum.numpy(), rtol=1e-12)
+
+
+def test_where_nothing_answers_the_address_is_named():
+    with pytest.raises(SegcalError, match=r"must answer at tcp://127\.0\.0\.1:1,"):
+        DaskCluster("tcp://127.0.0.1:1", timeout_s=0.5)
+
+
+def test_workers_with_another_segcal_are_refused(cluster, monkeypatch):
+    monkeypatch.setattr(segcal, "__version__", "0.0.1")
+    with pytest.raises(ConfigError, match=r"must have segcal 0\.0\.1; tcp.* has segcal"):
+        DaskCluster(cluster)
+
+
+def test_predict_spreads_only_what_it_evaluates(tmp_path):
+    done = CliRunner().invoke(app, ["predict", str(tmp_path), "--out", str(tmp_path / "o"), "--dask", "tcp://x:1"])
+    assert done.exit_code == 2
+    assert "--dask must come with --evaluate" in done.stderr
