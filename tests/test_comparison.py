@@ -189,11 +189,11 @@ def test_the_latex_table_reads_as_the_papers(comparison):
 
 
 def test_names_cannot_break_a_table(methods):
-    odd = {"a|b_*1*": methods["base"], "50% & \\{x}\n": methods["clear"]}
+    odd = {"a|b_*1*": methods["base"], "50% & \\{x} λ\n": methods["clear"]}
     tables = comparison_tables(compare(odd, resamples=5, draws=1))
     widths = {line.replace(r"\|", "").count("|") for line in to_markdown(tables[0]).splitlines()[2:]}
     assert len(widths) == 1
-    assert r"50\% \& \textbackslash{}\{x\} " in to_latex(tables[0])
+    assert r"50\% \& \textbackslash{}\{x\} $\lambda$ " in to_latex(tables[0])
 
 
 def test_every_number_is_in_the_csv(comparison, tmp_path):

@@ -208,7 +208,7 @@ def to_markdown(table: Table) -> str:
 
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
+    "±": r"$\pm$", "λ": r"$\lambda$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
 } | {mark: rf"\{mark}" for mark in "&%$#_{}"}  # fmt: skip
 
 
