@@ -18,6 +18,7 @@ from segcal import ConfigError, compare
 from segcal.cli import app
 from segcal.evaluation import read_evaluations
 from segcal.intervals import resample_weights
+from segcal.plots import new_figure
 from segcal.report import build_report
 from segcal.tables import (
     LAYOUTS,
@@ -452,3 +453,16 @@ def test_the_report_verb_writes_a_page_with_maps(tmp_path):
     done = CliRunner().invoke(app, [*command, "--labels", str(labels)])
     assert done.exit_code == 2
     assert "maps need --labels and one --predictions for each of 1 evaluations" in done.stderr
+
+
+def test_a_notebook_shows_evaluations_comparisons_and_figures(methods, comparison):
+    evaluation = replace(methods["base"], classes=("<b>odd</b>", "b"))
+    text = evaluation._repr_html_()
+    assert "&lt;b&gt;odd&lt;/b&gt;" in text
+    assert "<b>odd" not in text
+    (row,) = (row for row in evaluation.foreground().summary() if row[:4] == ("all", "macro", "mean", "ace"))
+    assert f"{row.value:.4f} ± {row.std:.4f}" in text
+    shown = comparison._repr_html_()
+    assert all(f"<th>{method}</th>" in shown for method in comparison.methods)
+    assert f"{comparison.find('clear', metric='ace').value:.3f}" in shown
+    assert new_figure()._repr_png_().startswith(b"\x89PNG")

@@ -103,6 +103,15 @@ class Comparison:
     def _index(self) -> dict[tuple[str, ...], Entry]:
         return {entry[:5]: entry for entry in self.entries}
 
+    def _repr_html_(self) -> str:
+        """Its tables over classes, and what must be known to read them, in a notebook."""
+        from html import escape
+
+        from segcal.tables import comparison_tables, notes, to_html
+
+        tables = [table for table in comparison_tables(self) if table.names == 1 or len(self.classes) == 1]
+        return "".join(map(to_html, tables)) + "".join(f"<p>{escape(note)}</p>" for note in notes(self))
+
     @property
     def case_sets(self) -> tuple[str, ...]:
         """ "all", and "complete" where some cases, but not all of them, lack a class."""

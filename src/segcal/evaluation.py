@@ -174,6 +174,12 @@ class Evaluation:
                 ]
         return rows
 
+    def _repr_html_(self) -> str:
+        """Its summary, in a notebook."""
+        from segcal.tables import summary_table, to_html
+
+        return to_html(summary_table(self.foreground()))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write PATH (.npz, no pickle) and beside it a .json with names and provenance to read."""
         path = Path(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import math
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from segcal.comparison import ERRORS, HIGHER_IS_BETTER, TWO_SIDED, Comparison, Entry
+from segcal.evaluation import Evaluation, Row
 from segcal.files import write_whole
 
 if TYPE_CHECKING:
@@ -33,8 +35,12 @@ class Column(NamedTuple):
     average: str
 
     @property
+    def name(self) -> str:
+        return {"dice": "DSC", "nll": "NLL", "brier": "Brier"}.get(self.metric, self.metric.upper().replace("_", " "))
+
+    @property
     def heading(self) -> str:
-        name = {"dice": "DSC", "nll": "NLL", "brier": "Brier"}.get(self.metric, self.metric.upper().replace("_", " "))
+        name = self.name
         if self.metric == "dice" and self.average == "macro":
             return name
         average, _, reading = self.average.partition(" ")
@@ -83,6 +89,35 @@ class Table:
     def opens_group(self, row: int) -> bool:
         """Whether a new group (class) begins at this row."""
         return self.names > 1 and bool(self.rows[row][0].text)
+
+
+SUMMARY = ("dice", "ace", "ece", "mce", "brier", "nll")
+
+
+def summary_table(evaluation: Evaluation) -> Table:
+    """One evaluation: macro mean and deviation of each class, and both micro averages; also over complete cases."""
+    complete = len(evaluation.complete().cases)
+    found = {(row.cases, row.average, row.label, row.metric): row for row in evaluation.summary()}
+    labels = (*evaluation.classes, "mean") if len(evaluation.classes) > 1 else evaluation.classes
+    rows = []
+    for which in ("all", "complete") if 0 < complete < len(evaluation.cases) else ("all",):
+        for average in ("macro", "micro paper", "micro pooled"):
+            group = average if which == "all" else f"{average}, complete cases"
+            for i, name in enumerate(labels):
+                numbers = [found.get((which, average, name, metric)) for metric in SUMMARY]
+                rows.append((Cell(group if i == 0 else ""), Cell(name), *map(_summary_cell, numbers)))
+    return Table(
+        f"{len(evaluation.cases)} cases, {complete} complete, {evaluation.bins} bins",
+        ("average", "class", *(Column(metric, "").name for metric in SUMMARY)),
+        tuple(rows),
+        names=2,
+    )
+
+
+def _summary_cell(row: Row | None) -> Cell:
+    if row is None:
+        return Cell("")
+    return Cell(f"{row.value:.4f}" + ("" if math.isnan(row.std) else f" ± {row.std:.4f}"))
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
@@ -237,6 +272,21 @@ def to_latex(table: Table) -> str:
         line(rf"\textbf{{{escape(heading)}}}" for heading in table.headings), r"  \midrule",
         *body, r"  \bottomrule", r"  \end{tabular}", r"\end{table}",
     ])  # fmt: skip
+
+
+def to_html(table: Table) -> str:
+    """For a notebook; the best in bold."""
+
+    def cell(cell: Cell, tag: str) -> str:
+        text = html.escape(cell.text + cell.stars)
+        change = f"<br><small>{html.escape(cell.change)}</small>" if cell.change else ""
+        return f"<{tag}>{f'<b>{text}</b>' if cell.best else text}{change}</{tag}>"
+
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.headings)
+    rows = ("".join(cell(each, "th" if i < table.names else "td") for i, each in enumerate(row)) for row in table.rows)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    title = html.escape(table.title)
+    return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def to_terminal(table: Table) -> RichTable:

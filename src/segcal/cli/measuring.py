@@ -11,10 +11,7 @@ from segcal.cli import app
 from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_tables, show_unpaired
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from segcal.adapters.dask import DaskCluster
-    from segcal.evaluation import Evaluation
     from segcal.results import Outcome
 
 
@@ -89,7 +86,7 @@ def evaluate(
 
 def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_json: bool = False) -> None:
     """Print what an evaluation found and what failed; exit code 1 where something did."""
-    from rich.console import Console
+    from segcal.tables import summary_table
 
     show_unpaired(outcome.pairing)
     show_failures(outcome.failures)
@@ -97,8 +94,7 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
         if as_json:
             print((out / "summary.json").read_text(encoding="utf-8"))
         else:
-            shown_part = outcome.evaluation if background else outcome.evaluation.foreground()
-            Console().print(_summary_table(shown_part))
+            show_tables([summary_table(outcome.evaluation if background else outcome.evaluation.foreground())], ())
     number = len(outcome.evaluation.cases) if outcome.evaluation is not None else 0
     say(f"{number} cases evaluated, {len(outcome.failures)} failed; results are in {out}")
     if outcome.failures:
@@ -201,31 +197,3 @@ def report(
             seed=seed,
         )
     say(f"the report is {out}")
-
-
-def _summary_table(evaluation: Evaluation) -> Table:
-    """Macro mean and deviation per class, and micro errors, over all and over complete cases."""
-    from rich.table import Table
-
-    metrics = ("dice", "ace", "ece", "mce", "brier", "nll")
-    complete = len(evaluation.complete().cases)
-    title = f"{len(evaluation.cases)} cases, {complete} complete, {evaluation.bins} bins"
-    table = Table(
-        "cases",
-        "average",
-        "class",
-        *(metric.upper() if len(metric) == 3 else metric.capitalize() for metric in metrics),
-    )
-    table.title = title
-    rows = {(row.cases, row.average, row.label, row.metric): row for row in evaluation.summary()}
-    for which in ("all", "complete") if 0 < complete < len(evaluation.cases) else ("all",):
-        for average in ("macro", "micro paper", "micro pooled"):
-            for name in (*evaluation.classes, "mean") if len(evaluation.classes) > 1 else evaluation.classes:
-                found = [rows.get((which, average, name, metric)) for metric in metrics]
-                cells = ["" if row is None else _cell(row.value, row.std) for row in found]
-                table.add_row(which, average, name, *cells, end_section=name == "mean")
-    return table
-
-
-def _cell(value: float, std: float) -> str:
-    return f"{value:.4f}" + (f" ±{std:.4f}" if std == std else "")

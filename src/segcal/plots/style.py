@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -28,12 +29,22 @@ COLUMN_IN, PAGE_IN = 3.5, 7.16  # widths of one and of both columns of a journal
 TEXT_PT, TITLE_PT = 7.0, 8.0
 LINE_PT = 0.6  # axes, ticks, diagonals
 
+SCREEN_DPI = 150
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, though pyplot does not know it."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=SCREEN_DPI)
+        return content.getvalue()
 
 
 def new_figure(width_in: float = COLUMN_IN, height_in: float = COLUMN_IN) -> Figure:
     """An empty figure that makes room for its labels, unknown to pyplot."""
-    return Figure(figsize=(width_in, height_in), layout="constrained", facecolor="white")
+    return NotebookFigure(figsize=(width_in, height_in), layout="constrained", facecolor="white")
 
 
 @contextmanager
