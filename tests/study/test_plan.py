@@ -170,6 +170,7 @@ def test_data_are_found_by_name_in_a_folder_or_by_the_environment(folder, monkey
         ("set.loss.ace.weight = 4", "set.seed = 4", "leave seed to the study"),
         ('datasets."two more"', 'datasets."two/more"', "letters, digits"),
         ('title = "Two datasets"', "title = ", "must be TOML"),
+        ('title = "Two datasets"', 'title = "Two"\nchoose = "dice"', "a condition must be"),
         ("[set.training]", "[sweep]\nmethods = ['hard-ace']\n[set.training]", "'hard-ace' is not"),
     ],
 )

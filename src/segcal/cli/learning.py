@@ -186,8 +186,8 @@ def demo(
         from segcal.tables import LAYOUTS, make_table, notes, to_json
 
         shop = job.open_demo(out, dataset=dataset, epochs=epochs, seed=seed)
-        with watching(shop):
-            do_runs(shop, say=say)
+        with watching(shop) as tell:
+            do_runs(shop, say=tell)
         result = job.report_demo(shop)
     if as_json:
         print(to_json(result.comparison))

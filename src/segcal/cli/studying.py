@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,15 +62,15 @@ def study(
 
     Exit code 1: a run failed, or data are missing.
     """
-    if list_studies:
-        _list()
-        return
     kept = f"What is done is kept in {out}: the same command goes on from there."
     with refusing(stopped=kept), _ending_in_order():
         from segcal.errors import ConfigError
         from segcal.study import open_study, read_study
         from segcal.study.running import STUDY
 
+        if list_studies:
+            _list()
+            return
         modes = [name for name, given in (
             ("--dry-run", dry_run), ("--status", status), ("--results", results), ("--worker", worker),
             ("--slurm", slurm),
@@ -116,8 +116,8 @@ def _run(shop: Workshop, *, jobs: int, rule: str | None) -> None:
     if rule is not None:
         parse_rule(rule)  # refused now rather than after hours
     if jobs:
-        with watching(shop):
-            do_runs(shop, jobs=jobs, say=say)
+        with watching(shop) as tell:
+            do_runs(shop, jobs=jobs, say=tell)
     found = report_study(shop, rule=rule)
     _show_results(shop, found)
     if found.remarks:
@@ -227,8 +227,8 @@ def _table(found: Overview) -> Table:
 
 
 @contextmanager
-def watching(shop: Workshop) -> Iterator[None]:
-    """A live overview on a terminal; elsewhere a line whenever a run begins or ends."""
+def watching(shop: Workshop) -> Iterator[Callable[[str], None]]:
+    """A live overview on a terminal, elsewhere a line whenever a run begins or ends; what says a line beside it."""
     from rich.live import Live
 
     from segcal.study.overview import overview
@@ -237,7 +237,7 @@ def watching(shop: Workshop) -> Iterator[None]:
     console = stderr()
     if console.is_terminal:
         with Live(console=console, get_renderable=lambda: _table(overview(shop)), refresh_per_second=1):
-            yield
+            yield lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
 
     def tell() -> None:
@@ -254,7 +254,7 @@ def watching(shop: Workshop) -> Iterator[None]:
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
     try:
-        yield
+        yield say
     finally:
         stop.set()
         thread.join()

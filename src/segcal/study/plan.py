@@ -33,6 +33,7 @@ from segcal.datasets import Dataset, dataset_names, make_phantom, open_dataset
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
 from segcal.plots.pareto import FRONT, OUTSIDE
 from segcal.scaling import CALIBRATORS, Calibrator, make_calibrator
+from segcal.study.choose import parse_rule
 
 AFTER = " + "  # METHOD + CALIBRATOR
 DATA_VARIABLE = "SEGCAL_DATA"
@@ -215,6 +216,8 @@ def _study(name: str, content: Mapping[str, Any], folder: Path | None) -> Study:
     except ValidationError as error:
         raise ConfigError(f"the study {name}: {first_fault(error, StudyConfig)}") from None
     one_of("preset", config.preset, tuple(PRESETS))
+    if config.choose is not None:
+        parse_rule(config.choose)
     swept = config.sweep.methods if config.sweep else ()
     for method in (*config.methods, *swept):
         _check_method(config, method)

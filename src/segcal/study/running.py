@@ -73,22 +73,16 @@ def _workers(shop: Workshop, number: int) -> Iterator[list[subprocess.Popen[byte
     """Processes that work on this folder; they end with us, if we end in order."""
     logs = shop.out / LOGS
     logs.mkdir(exist_ok=True)
-    gpus = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+    gpus = [name for name in given.split(",") if name]
     threads = max(1, (os.cpu_count() or 1) // number)
     with ExitStack() as stack:
         started = []
         for i in range(number):
-            settings = {"OMP_NUM_THREADS": str(threads)} | ({"CUDA_VISIBLE_DEVICES": str(i % gpus)} if gpus else {})
-            command = [
-                sys.executable,
-                "-m",
-                "segcal",
-                "study",
-                str(shop.out / STUDY),
-                "--out",
-                str(shop.out),
-                "--worker",
-            ]
+            settings = {"OMP_NUM_THREADS": str(threads)} | (
+                {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}
+            )
+            command = [sys.executable, "-m", "segcal", "study", os.fspath(shop.out), "--worker"]
             log = stack.enter_context((logs / f"worker-{i}.txt").open("ab"))
             started.append(subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | settings))
         try:
