@@ -186,3 +186,13 @@ def test_what_is_wrong_in_a_file_is_named(folder, before, after, what):
 def test_what_is_no_study_names_those_there_are(tmp_path):
     with pytest.raises(FileError, match=r"one of acdc-small, .*nothing.toml is neither"):
         read_study(tmp_path / "nothing.toml")
+
+
+def test_the_study_in_the_readme_is_one(tmp_path, monkeypatch):
+    monkeypatch.delenv("SEGCAL_DATA", raising=False)
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = (part.split("```")[0] for part in text.split("```toml\n")[1:] if part.startswith("title"))
+    (tmp_path / "mine.toml").write_text(block, encoding="utf-8")
+    plan = make_plan(read_study(tmp_path / "mine.toml"), tmp_path / "out")
+    assert (len(plan.arms), len(plan.runs)) == (12, 9)
+    assert "Dataset005_Prostate" in plan.missing["prostate"]
