@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
+PROCESSES ?= 2
 
 .PHONY: setup browser demo test test-adapters lint bench clean
 
@@ -20,8 +21,9 @@ browser:
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 		(apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 || true
 
+# Files of tests side by side, each on one thread: threads that share cores wait for one another.
 test: setup browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
 # With clusters and frameworks of others, which take their time.
 test-adapters: setup
