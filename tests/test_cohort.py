@@ -125,6 +125,38 @@ def test_logits_are_turned_into_probabilities(folder):
         assert value == pytest.approx(expected[key], abs=1e-5), key
 
 
+def test_voxels_with_an_ignored_label_count_nowhere(folder):
+    """As if those voxels were not in the arrays; a case of nothing else has nothing to measure."""
+    kept = {}
+    for i in range(3):
+        probabilities, labels = make_case(i)
+        ignored = np.random.default_rng(i).random(SHAPE) < 0.3
+        kept[i] = probabilities[~ignored].T[None], labels[~ignored][None]
+        save(folder / "labels" / f"case_{i}.nii.gz", np.where(ignored, 255, labels).astype(np.uint8))
+    save(folder / "labels" / "case_2.nii.gz", np.full(SHAPE, 255, np.uint8))
+    assert run(folder).exit_code == 1
+    assert run(folder, "--ignore", "255").exit_code == 1
+    assert list(failures(folder)) == ["case_2"]
+    assert "not 255, which is ignored" in str(failures(folder)["case_2"])
+    found = values(folder)
+    for i in range(2):
+        probabilities, labels = (torch.from_numpy(array) for array in kept[i])
+        stats = bin_statistics(probabilities.double(), labels.long(), bins=20)
+        predicted = probabilities.argmax(1)
+        for c in (1, 2):
+            assert found[f"case_{i}", f"class {c}", "ace"] == pytest.approx(ace(stats)[0, c].item(), abs=1e-6)
+            both = ((predicted == c) & (labels == c)).sum().item()
+            dice = 2 * both / ((predicted == c).sum() + (labels == c).sum()).item()
+            assert found[f"case_{i}", f"class {c}", "dice"] == pytest.approx(dice)
+
+
+def test_a_slab_that_is_ignored_as_a_whole_adds_nothing():
+    labels = np.full(50, 255, np.uint8)
+    for sigmoid in (False, True):
+        sums = measure_voxels(np.full((3, 50), 1 / 3, np.float32), labels, Options(ignore=255, sigmoid=sigmoid))
+        assert not any(getattr(sums, name).any() for name in ("bins", "overlap", "scores"))
+
+
 def test_workers_change_nothing(folder):
     run(folder)
     assert run(folder, "--workers", "2", out="two").exit_code == 0

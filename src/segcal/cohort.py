@@ -45,6 +45,7 @@ def evaluate(
     background: bool = False,
     logits: bool = False,
     sigmoid: bool = False,
+    ignore: int | None = None,
     calibrator: str | os.PathLike[str] | None = None,
     workers: int = 1,
     spread: Spread | None = None,
@@ -54,7 +55,8 @@ def evaluate(
 
     Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv. A case that
     cannot be read or makes no sense is a failure with a sentence; it does not stop the others. A `calibrator` is a
-    file of one: predictions are measured as it makes them, and no map is stored. Cases are measured by so many
+    file of one: predictions are measured as it makes them, and no map is stored. Voxels labelled `ignore` are left out.
+    Cases are measured by so many
     `workers`, or by what does them elsewhere, as `segcal.adapters.dask.DaskCluster`.
     """
     if workers < 1:
@@ -62,7 +64,7 @@ def evaluate(
     out = Path(out)
     options, pairing = open_cohort(
         predictions, labels, bins=bins, regions=regions, classes=classes, background=background, logits=logits,
-        sigmoid=sigmoid, calibrator=calibrator,
+        sigmoid=sigmoid, ignore=ignore, calibrator=calibrator,
     )  # fmt: skip
     with open_parts(out) as parts:
         done, failures = _run(pairing.cases, options, parts, workers, spread, progress)
@@ -83,6 +85,7 @@ def open_cohort(
     background: bool = False,
     logits: bool = False,
     sigmoid: bool = False,
+    ignore: int | None = None,
     calibrator: str | os.PathLike[str] | None = None,
 ) -> tuple[Options, Pairing]:
     """How two folders are to be read, and which of their files belong together: at least one case."""
@@ -95,6 +98,7 @@ def open_cohort(
         sigmoid=sigmoid,
         regions=None if regions is None else read_regions(regions),
         class_names=None if names is None else tuple(sorted(names.items())),
+        ignore=ignore,
     )
     if calibrator is not None:
         from segcal.calibrated import check_fits

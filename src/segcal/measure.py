@@ -51,6 +51,8 @@ class Options:
     sigmoid: bool = False
     regions: Regions | None = None
     class_names: tuple[tuple[int, str], ...] | None = None
+    ignore: int | None = None
+    """Label of voxels that are left out of everything."""
     calibrator: str | None = None
     """File of a calibrator that predictions go through first."""
     calibrator_fingerprint: str | None = None
@@ -124,8 +126,9 @@ def measure_case(
         for values, labels, ranked in _slabs(case, options, calibrator):
             sums = measure_voxels(values, labels, options, ranked=ranked, threads=threads)
             total = sums if total is None else total + sums
-    if total is None:
-        raise ShapeError("the volume must have voxels; it has none.")
+    if total is None or not total.scores[2].any():
+        ignored = "" if options.ignore is None else f" whose label is not {options.ignore}, which is ignored"
+        raise ShapeError(f"the volume must have voxels{ignored}; it has none.")
     return total
 
 
@@ -152,6 +155,8 @@ def measure_voxels(
 
     Decisions are taken on `ranked`, values in the same order that tell apart what rounding joined; or on the values.
     """
+    if options.ignore is not None:
+        values, labels, ranked = _without(options.ignore, values, labels, ranked)
     overlapping, ranked = options.sigmoid or len(values) == 1, values if ranked is None else ranked
     if options.logits:
         values = sigmoid(values) if overlapping else softmax(values)
@@ -173,6 +178,16 @@ def measure_voxels(
     bins, scores = collect(values, labels[None])
     top, right, overlap = _classify(values, labels, ranked)
     return CaseSums(bins, collect(top[None], right[None], scores=False)[0][:, 0], overlap, scores)
+
+
+def _without(ignored: int, values: Array, labels: Array, ranked: Array | None) -> tuple[Array, Array, Array | None]:
+    """Only the voxels whose label is another."""
+    if labels.ndim != 1:
+        raise ShapeError(f"labels must be one map for a label to be ignored; got {len(labels)} channels.")
+    keep = labels != ignored
+    if keep.all():
+        return values, labels, ranked
+    return values[:, keep], labels[keep], None if ranked is None else ranked[:, keep]
 
 
 def _collect(
@@ -298,7 +313,7 @@ def _matching(labels: Array, channels: int) -> Array:
 def _unknown_label(labels: Array, allowed: Sequence[int]) -> LabelError:
     unknown = sorted(set(np.unique(labels).tolist()) - set(allowed))
     return LabelError(
-        f"labels must be among {list(allowed)}; they hold {unknown[:5]}. Remap them, or name the regions."
+        f"labels must be among {list(allowed)}; they hold {unknown[:5]}. Remap them, name the regions, or leave them out with --ignore."
     )
 
 

@@ -56,6 +56,7 @@ def evaluate(
     ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
     sigmoid: Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")] = False,
+    ignore: Annotated[int | None, typer.Option(help="Leave out voxels with this label, as 255.")] = None,
     classes: Annotated[
         str | None, typer.Option(help="Names: a,b,c from label 0 on, a dataset.json or a .toml file.")
     ] = None,
@@ -76,6 +77,7 @@ def evaluate(
             background=background,
             logits=logits,
             sigmoid=sigmoid,
+            ignore=ignore,
             calibrator=calibrator,
             workers=workers,
             spread=dask_cluster(dask),
