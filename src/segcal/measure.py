@@ -313,7 +313,8 @@ def _matching(labels: Array, channels: int) -> Array:
 def _unknown_label(labels: Array, allowed: Sequence[int]) -> LabelError:
     unknown = sorted(set(np.unique(labels).tolist()) - set(allowed))
     return LabelError(
-        f"labels must be among {list(allowed)}; they hold {unknown[:5]}. Remap them, name the regions, or leave them out with --ignore."
+        f"labels must be among {list(allowed)}; they hold {unknown[:5]}. "
+        "Remap them, name the regions, or leave one out with --ignore."
     )
 
 
