@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from contextlib import chdir
 from functools import partial
 
 import pytest
@@ -31,7 +32,8 @@ def few_cases():
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "out"
-    done = CliRunner().invoke(app, ["demo", "--out", str(out), "--epochs", "1"])
+    with chdir(out.parent):  # a relative folder, as the default is
+        done = CliRunner().invoke(app, ["demo", "--out", out.name, "--epochs", "1"])
     assert done.exit_code == 0, done.output
     return out, done
 

@@ -60,10 +60,11 @@ def open_demo(
     seed: int = 0,
 ) -> Workshop:
     """The demo as a study: the shipped one of the phantom with fewer methods."""
+    out = Path(out).absolute()
     shipped = shipped_studies()[PHANTOM].config
     if dataset is None:
         part, settings = (
-            DatasetPlan(dataset=PHANTOM, root=str(make_phantom(Path(out) / "data", seed=seed))),
+            DatasetPlan(dataset=PHANTOM, root=str(make_phantom(out / "data", seed=seed))),
             shipped.set,
         )
     else:
