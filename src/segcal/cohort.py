@@ -56,8 +56,7 @@ def evaluate(
     Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv. A case that
     cannot be read or makes no sense is a failure with a sentence; it does not stop the others. A `calibrator` is a
     file of one: predictions are measured as it makes them, and no map is stored. Voxels labelled `ignore` are left out.
-    Cases are measured by so many
-    `workers`, or by what does them elsewhere, as `segcal.adapters.dask.DaskCluster`.
+    Cases are measured by so many `workers`, or by what does them elsewhere, as `segcal.adapters.dask.DaskCluster`.
     """
     if workers < 1:
         raise ConfigError(f"workers must be at least 1; got {workers}.")

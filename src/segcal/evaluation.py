@@ -174,6 +174,14 @@ class Evaluation:
                 ]
         return rows
 
+    def means(self, *, cases: str = "all") -> dict[tuple[str, str], float]:
+        """The means over classes, without the background, of all or of complete cases, by (average, metric)."""
+        return {
+            (row.average, row.metric): row.value
+            for row in self.foreground().summary()
+            if (row.cases, row.label) == (cases, "mean")
+        }
+
     def _repr_html_(self) -> str:
         """Its summary, in a notebook."""
         from segcal.tables import summary_table, to_html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import io
 import json
@@ -10,7 +11,7 @@ import re
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -101,6 +102,15 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
                 f"{folder} is being written by another process; wait for it, or choose another --out."
             ) from error
         yield
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as CSV, a line each."""
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return content.getvalue()
 
 
 class Ledger:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +14,7 @@ import numpy as np
 
 import segcal
 from segcal.errors import SegcalError
-from segcal.files import Ledger, locked, write_whole
+from segcal.files import Ledger, csv_text, locked, write_whole
 from segcal.measure import CaseSums, Options
 from segcal.volumes import Pairing
 
@@ -196,9 +194,5 @@ def _tidy(evaluation: Evaluation) -> Iterator[tuple[str, str, str, float]]:
             yield case, "top label", metric, values[i]
 
 
-def _write_csv(path: Path, fields: Sequence[str], rows: Any) -> None:
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow(fields)
-    writer.writerows(rows)
-    write_whole(path, content.getvalue().encode())
+def _write_csv(path: Path, fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    write_whole(path, csv_text(fields, rows).encode())

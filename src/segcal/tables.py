@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
 import math
 import os
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from segcal.comparison import ERRORS, HIGHER_IS_BETTER, TWO_SIDED, Comparison, Entry
 from segcal.evaluation import Evaluation, Row
-from segcal.files import write_whole
+from segcal.files import csv_text, write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -310,11 +308,7 @@ def to_terminal(table: Table) -> RichTable:
 
 def to_csv(comparison: Comparison) -> str:
     """Every entry, one a line."""
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow(Entry._fields)
-    writer.writerows(comparison.entries)
-    return content.getvalue()
+    return csv_text(Entry._fields, comparison.entries)
 
 
 def to_json(comparison: Comparison) -> str:
@@ -327,17 +321,27 @@ def to_json(comparison: Comparison) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
+def markdown_document(tables: Iterable[Table], sentences: Iterable[str]) -> str:
+    """The tables, and below them the sentences as a list."""
+    listed = "".join(f"- {' '.join(sentence.split())}\n" for sentence in sentences)
+    return "\n\n".join(map(to_markdown, tables)) + "\n\n" + listed.replace("*", r"\*")
+
+
+def latex_document(tables: Iterable[Table], sentences: Iterable[str]) -> str:
+    """The sentences as comments, then the tables."""
+    comments = "".join(f"% {' '.join(sentence.split())}\n" for sentence in sentences)
+    return comments + "\n" + "\n\n".join(map(to_latex, tables)) + "\n"
+
+
 def write_comparison(comparison: Comparison, out: str | os.PathLike[str]) -> list[Path]:
     """Write comparison.csv (every number), comparison.md and comparison.tex (the tables and their notes)."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     tables, sentences = comparison_tables(comparison), notes(comparison)
-    latex_notes = "".join(f"% {' '.join(sentence.split())}\n" for sentence in sentences)
-    markdown_notes = "".join(f"- {' '.join(sentence.split())}\n" for sentence in sentences)
     files = {
         "comparison.csv": to_csv(comparison),
-        "comparison.md": "\n\n".join(map(to_markdown, tables)) + "\n\n" + markdown_notes.replace("*", r"\*"),
-        "comparison.tex": latex_notes + "\n" + "\n\n".join(map(to_latex, tables)) + "\n",
+        "comparison.md": markdown_document(tables, sentences),
+        "comparison.tex": latex_document(tables, sentences),
     }
     for name, content in files.items():
         write_whole(out / name, content.encode())

@@ -62,7 +62,7 @@ def study(
 
     Exit code 1: a run failed, or data are missing.
     """
-    kept = f"What is done is kept in {out}: the same command goes on from there."
+    kept = f"What is done is kept in {out or source}: the same command goes on from there."
     with refusing(stopped=kept), _ending_in_order():
         from segcal.errors import ConfigError
         from segcal.study import open_study, read_study
@@ -204,6 +204,7 @@ def _print_script(shop: Workshop, tflops: float | None) -> None:
 
 
 def _table(found: Overview) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     from segcal.study.overview import duration
@@ -218,7 +219,7 @@ def _table(found: Overview) -> Table:
             table.add_row(
                 state.name,
                 f"[{styles[state.status]}]{state.status}[/]",
-                state.stage or state.message,
+                escape(state.stage or state.message),
                 f"{state.share:.0%}" if state.status != "waiting" else "",
                 duration(state.seconds) if state.seconds == state.seconds else "",
                 state.where,

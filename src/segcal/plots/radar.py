@@ -38,12 +38,8 @@ def radar_values(evaluations: Mapping[str, Evaluation], *, cases: str = "all") -
     one_of("cases", cases, ("all", "complete"))
     values = {}
     for method, evaluation in evaluations.items():
-        rows = {
-            (row.average, row.metric): row.value
-            for row in evaluation.foreground().summary()
-            if (row.cases, row.label) == (cases, "mean")
-        }
-        values[method] = {axis: rows.get(place, math.nan) for axis, place in AXES.items()}
+        means = evaluation.means(cases=cases)
+        values[method] = {axis: means.get(place, math.nan) for axis, place in AXES.items()}
     return values
 
 

@@ -179,10 +179,9 @@ def _sensitivity(found: DatasetResults, stem: str, colours: dict[str, str]) -> I
 def _pareto(results: Results, colours: dict[str, str]) -> _Sketch:
     panels, budgets = {}, {}
     for found in results.datasets:
-        for side, evaluations in (("validation", found.validation), ("test", found.test)):
+        for side, candidates in found.candidates.items():
             panels[f"{found.name}, {side} cases"] = [
-                TradeOff(method, values["dsc"], values["macro-ace"])
-                for method, _, values in found.candidates(evaluations)
+                TradeOff(method, values["dsc"], values["macro-ace"]) for method, _, values in candidates
             ]
     for chosen in results.chosen:
         budget = chosen.rule.budget("dsc", chosen.baseline)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,16 +193,20 @@ class Plan:
 
 def shipped_studies() -> dict[str, Study]:
     """The studies that come with the package, by name."""
+    return {name: _study(name, read_toml(file), None) for name, file in _shipped().items()}
+
+
+def _shipped() -> dict[str, Traversable]:
+    """Their files, by name."""
     files = {file.name.removesuffix(".toml"): file for file in SHIPPED.iterdir() if file.name.endswith(".toml")}
-    return {name: _study(name, read_toml(files[name]), None) for name in sorted(files)}
+    return dict(sorted(files.items()))
 
 
 def read_study(source: str | os.PathLike[str], *, changes: Iterable[str] = ()) -> Study:
     """A study from a .toml file, or one that ships with segcal by its name; `changes` are key=value of its runs."""
-    path = Path(source)
-    shipped = shipped_studies()
+    path, shipped = Path(source), _shipped()
     if str(source) in shipped:
-        study = shipped[str(source)]
+        study = _study(str(source), read_toml(shipped[str(source)]), None)
     elif path.is_file():
         study = _study(path.stem, read_toml(path), path.absolute().parent)
     else:
@@ -285,7 +290,7 @@ def make_plan(study: Study, out: str | os.PathLike[str], *, data: Iterable[str] 
             opened = open_dataset(wanted.dataset, root)
         except SegcalError as error:
             root, opened, missing[label] = wanted.root or "", None, str(error)
-        planner.add_dataset(label, wanted, root, opened)
+        planner.add_dataset(_Place(label, wanted, root, opened))
     return Plan(study, planner.runs, tuple(planner.arms), tuple(planner.points), missing)
 
 
@@ -303,6 +308,15 @@ def _find_root(wanted: DatasetPlan, study: Study, folders: Iterable[Path], out: 
     raise FileError(f"the folder {wanted.root} must be there; it is not {where}. Give --data FOLDER, or NAME=FOLDER.")
 
 
+class _Place(NamedTuple):
+    """A dataset of the study and where it was found."""
+
+    label: str
+    wanted: DatasetPlan
+    root: str | Path
+    opened: Dataset | None
+
+
 class _Planner:
     """Collects runs and arms; what is the same run is one."""
 
@@ -312,9 +326,10 @@ class _Planner:
         self.arms: list[Arm] = []
         self.points: list[SweepPoint] = []
 
-    def add_dataset(self, label: str, wanted: DatasetPlan, root: str | Path, opened: Dataset | None) -> None:
+    def add_dataset(self, place: _Place) -> None:
         config = self.study.config
-        own = {method: self._add(label, wanted, root, opened, method, {}) for method in config.methods}
+        own = {method: self._arms(place, method, method) for method in config.methods}
+        self.arms += [arm for arms in own.values() for arm in arms]
         if config.sweep is None:
             return
         for method in config.sweep.methods:
@@ -323,32 +338,15 @@ class _Planner:
                 ("lambda", "weight", config.sweep.weights),
             ):
                 for setting in settings:
-                    changed = {"loss": {"ace": {key: setting}}}
                     name = f"{method}, {setting} bins" if against == "bins" else f"{method}, λ {setting:g}"
-                    arms = self._arms(label, wanted, root, opened, name, method, changed)
+                    arms = self._arms(place, name, method, {"loss": {"ace": {key: setting}}})
                     if [arm.run for arm in arms] == [arm.run for arm in own[method]]:
                         name = method
                     else:
                         self.arms += arms
-                    self.points.append(SweepPoint(label, method, against, setting, name))
+                    self.points.append(SweepPoint(place.label, method, against, setting, name))
 
-    def _add(
-        self, label: str, wanted: DatasetPlan, root: str | Path, opened: Dataset | None, method: str, changed: Any
-    ) -> list[Arm]:
-        arms = self._arms(label, wanted, root, opened, method, method, changed)
-        self.arms += arms
-        return arms
-
-    def _arms(
-        self,
-        label: str,
-        wanted: DatasetPlan,
-        root: str | Path,
-        opened: Dataset | None,
-        name: str,
-        method: str,
-        changed: Mapping[str, Any],
-    ) -> list[Arm]:
+    def _arms(self, place: _Place, name: str, method: str, changed: Mapping[str, Any] | None = None) -> list[Arm]:
         """The arms of a method, one for each seed; their runs are noted."""
         config = self.study.config
         variant = config.variant(method)
@@ -356,17 +354,18 @@ class _Planner:
             variant.calibrator,
             tuple((key, json.dumps(value)) for key, value in sorted(variant.calibrator_options.items())),
         )
-        settings = merge(merge(merge(config.set, wanted.set), variant.set), changed)
+        settings = merge(merge(merge(config.set, place.wanted.set), variant.set), changed or {})
         arms = []
         for seed in config.seeds:
             made = make_config(
-                dataset=wanted.dataset, root=root, method=variant.method, preset=config.preset,
+                dataset=place.wanted.dataset, root=place.root, method=variant.method, preset=config.preset,
                 settings=merge(settings, {"seed": seed}),
             )  # fmt: skip
-            run = PlannedRun(label, made.resolved(opened) if opened else made, opened, (fitting,) if fitting else ())
+            made = made.resolved(place.opened) if place.opened else made
+            run = PlannedRun(place.label, made, place.opened, (fitting,) if fitting else ())
             if (there := self.runs.get(run.name)) is not None:
                 fittings = dict.fromkeys((*there.fittings, *run.fittings))
                 run = PlannedRun(there.dataset, there.config, there.opened, tuple(fittings))
             self.runs[run.name] = run
-            arms.append(Arm(label, name, seed, run.name, fitting or None))
+            arms.append(Arm(place.label, name, seed, run.name, fitting or None))
         return arms

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from segcal.comparison import Comparison, Entry, compare
 from segcal.evaluation import Evaluation
-from segcal.files import write_whole
+from segcal.files import csv_text, write_whole
 from segcal.study.choose import METRICS, Candidate, Choice, Rule, choose, parse_rule
 from segcal.study.plan import Arm, Plan, SweepPoint
 from segcal.study.work import SIDES, Workshop
-from segcal.tables import LAYOUTS, Cell, Column, Table, make_table, notes, to_latex, to_markdown
+from segcal.tables import LAYOUTS, Cell, Column, Table, latex_document, make_table, markdown_document, notes
 
 MEAN = "mean of datasets"
 PAPER_LAYOUTS = {  # without what the paper does not have
@@ -51,13 +50,17 @@ class DatasetResults:
         swept = {point.label for point in self.points} - {point.method for point in self.points}
         return tuple(method for method in self.methods if method not in swept)
 
-    def candidates(self, evaluations: dict[str, list[Evaluation]]) -> list[Candidate]:
-        """Every run with its numbers, on validation or on test cases."""
-        return [
-            Candidate(method, seed, numbers(evaluation))
-            for method, found in evaluations.items()
-            for seed, evaluation in zip(self.seeds[method], found, strict=True)
-        ]
+    @cached_property
+    def candidates(self) -> dict[str, list[Candidate]]:
+        """Every run with its numbers, on validation and on test cases."""
+        return {
+            side: [
+                Candidate(method, seed, numbers(evaluation))
+                for method, found in evaluations.items()
+                for seed, evaluation in zip(self.seeds[method], found, strict=True)
+            ]
+            for side, evaluations in (("validation", self.validation), ("test", self.test))
+        }
 
 
 class Chosen(NamedTuple):
@@ -90,12 +93,8 @@ class Results:
 
 def numbers(evaluation: Evaluation) -> dict[str, float]:
     """The means over classes that a rule may name."""
-    rows = {
-        (row.average, row.metric): row.value
-        for row in evaluation.foreground().summary()
-        if (row.cases, row.label) == ("all", "mean")
-    }
-    return {name: rows[place] for name, place in METRICS.items()}
+    means = evaluation.means()
+    return {name: means[place] for name, place in METRICS.items()}
 
 
 def collect(shop: Workshop, *, rule: str | None = None) -> Results:
@@ -137,9 +136,8 @@ def _dataset_results(name: str, arms: Sequence[Arm], runs: Path, points: Sequenc
 
 
 def _chosen(found: DatasetResults, rule: Rule, baseline: str) -> Chosen:
-    candidates = found.candidates(found.validation)
+    candidates, tests = (found.candidates[side] for side in SIDES)
     choice = choose(candidates, rule, baseline=baseline)
-    tests = found.candidates(found.test)
 
     def mean(some: Sequence[Candidate], method: str) -> dict[str, float]:
         own = [candidate.values for candidate in some if candidate.method == method]
@@ -263,8 +261,8 @@ def run_rows(results: Results, shop: Workshop) -> Iterator[dict[str, Any]]:
     values = {
         (found.name, side, candidate.method, candidate.seed): candidate.values
         for found in results.datasets
-        for side, evaluations in (("validation", found.validation), ("test", found.test))
-        for candidate in found.candidates(evaluations)
+        for side, candidates in found.candidates.items()
+        for candidate in candidates
     }
     facts = {state.name: state for state in shop.states()}
     for arm in results.plan.arms:
@@ -293,18 +291,15 @@ def study_notes(results: Results) -> list[str]:
 def write_tables(results: Results, shop: Workshop, out: Path) -> list[Path]:
     """Write results.md and results.tex (tables and notes), results.csv (every number), runs.csv and choice.json."""
     out.mkdir(parents=True, exist_ok=True)
-    tables, sentences = study_tables(results), study_notes(results)
-    choices = choice_sentences(results.chosen)
+    tables, sentences = study_tables(results), [*choice_sentences(results.chosen), *study_notes(results)]
     config = results.plan.study.config
-    bullets = "".join(f"- {' '.join(text.split())}\n" for text in (*choices, *sentences)).replace("*", r"\*")
-    comments = "".join(f"% {' '.join(text.split())}\n" for text in (*choices, *sentences))
     entries = [(found.name, *entry) for found in results.datasets for entry in found.comparison.entries]
     rows = list(run_rows(results, shop))
     files = {
-        "results.md": f"# {config.title}\n\n" + "\n\n".join(map(to_markdown, tables)) + "\n\n" + bullets,
-        "results.tex": comments + "\n" + "\n\n".join(map(to_latex, tables)) + "\n",
-        "results.csv": _csv(("dataset", *Entry._fields), entries),
-        "runs.csv": _csv(list(rows[0]), [list(row.values()) for row in rows]),
+        "results.md": f"# {config.title}\n\n" + markdown_document(tables, sentences),
+        "results.tex": latex_document(tables, sentences),
+        "results.csv": csv_text(("dataset", *Entry._fields), entries),
+        "runs.csv": csv_text(list(rows[0]), [list(row.values()) for row in rows]),
         "choice.json": json.dumps([_choice_content(each) for each in results.chosen], indent=2, ensure_ascii=False),
     }
     for name, content in files.items():
@@ -325,11 +320,3 @@ def _choice_content(chosen: Chosen) -> dict[str, Any]:
         "test_mean_of_seeds": chosen.test_method or None,
         "test_baseline": chosen.test_baseline,
     }
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return content.getvalue()

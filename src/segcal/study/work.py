@@ -71,13 +71,16 @@ class Workshop:
 
     @property
     def claims(self) -> Claims:
-        (self.out / CLAIMS).mkdir(parents=True, exist_ok=True)
         return Claims(self.out / CLAIMS)
 
     def is_done(self, run: PlannedRun) -> bool:
         """Whether everything that the plan asks of a run is there."""
+        return bool(self._facts(run))
+
+    def _facts(self, run: PlannedRun) -> dict[str, Any]:
+        """What is known of a run that is done; empty while it is not."""
         facts = _read(self.runs / run.name / DONE)
-        return {fitting.folder for fitting in run.fittings} <= set(facts.get("fittings", ())) if facts else False
+        return facts if {fitting.folder for fitting in run.fittings} <= set(facts.get("fittings", ())) else {}
 
     def failure(self, run: PlannedRun) -> dict[str, Any]:
         """What failed last time; empty if nothing did."""
@@ -89,9 +92,8 @@ class Workshop:
         return [self._state(run, claims) for run in self.plan.runs.values()]
 
     def _state(self, run: PlannedRun, claims: Claims) -> RunState:
-        if self.is_done(run):
-            seconds = float(_read(self.runs / run.name / DONE).get("seconds", math.nan))
-            return RunState(run.name, "done", share=1.0, seconds=seconds)
+        if facts := self._facts(run):
+            return RunState(run.name, "done", share=1.0, seconds=float(facts.get("seconds", math.nan)))
         holder = claims.holder(run.name)
         if holder is not None:
             note = holder.note
@@ -188,7 +190,7 @@ def execute(run: PlannedRun, folder: Path, prepared: Path, tell: Callable[..., N
             def advance(done: int, total: int, side: str = side, i: int = i, j: int = j) -> None:
                 tell(f"evaluating {side} cases", j * total + done, 2 * total, i)
 
-            complete(evaluate_run(loaded, target / side, side=side, calibrator=calibrator, progress=advance))
+            _need_all(evaluate_run(loaded, target / side, side=side, calibrator=calibrator, progress=advance))
     before = _read(folder / DONE).get("fittings", [])
     return {
         "config": run.config.hash,
@@ -206,14 +208,13 @@ def _trained_s(folder: Path) -> float:
         return sum(float(row["seconds"]) for row in csv.DictReader(file))
 
 
-def complete(outcome: Outcome) -> Outcome:
-    """The outcome, if every case was evaluated; SegcalError otherwise."""
+def _need_all(outcome: Outcome) -> None:
+    """SegcalError unless every case was evaluated."""
     if outcome.evaluation is None or outcome.failures:
         first = outcome.failures[0]
         raise SegcalError(
             f"every case must be evaluated; {len(outcome.failures)} failed, the first {first.case}: {first.message}"
         )
-    return outcome
 
 
 def _fitted(run: Run, fitting: Fitting, folder: Path) -> Calibrator:
