@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 PROCESSES ?= 2
+PEERS = triton
 
 .PHONY: setup browser demo test test-adapters lint bench clean
 
@@ -25,9 +26,17 @@ browser:
 test: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
-# With clusters and frameworks of others, which take their time.
-test-adapters: setup
+# With clusters and frameworks of others, which take their time; the heaviest have environments of their own.
+test-adapters: setup $(PEERS:%=.peers/%/ready)
 	$(BIN)/python -m pytest -m peers tests/adapters
+	for peer in $(PEERS); do .peers/$$peer/bin/python -m pytest -m peers tests/adapters/test_$$peer.py || exit 1; done
+
+.peers/%/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .peers/$*
+	.peers/$*/bin/pip install --quiet --constraint constraints.txt --editable ".[$*,test,train]"
+	[ $* != nnunet ] || .peers/$*/bin/python -c "import torchvision" 2>/dev/null || \
+		.peers/$*/bin/pip install --quiet --no-deps torchvision==0.16.2 # built for CUDA; this one imports without
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .
@@ -41,5 +50,5 @@ bench: setup
 	$(BIN)/python benchmarks/calibrate.py --largest 100000000
 
 clean:
-	rm -rf .venv build src/*.egg-info
+	rm -rf .venv .peers build src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import oracle
 import pytest
 import torch
@@ -235,6 +237,22 @@ def test_numba_is_picked_on_the_cpu_and_an_argument_overrides():
     assert pick_backend(torch.zeros(1), None) == "numba"
     assert pick_backend(torch.zeros(1), "torch") == "torch"
     assert pick_backend(torch.zeros(1, device="meta"), None) == "torch"
+
+
+@pytest.mark.parametrize(("installed", "picked"), [(True, "triton"), (False, "torch")])
+def test_triton_is_picked_on_a_gpu_where_it_is_installed(monkeypatch, installed, picked):
+    monkeypatch.setattr("segcal.collect.HAS_TRITON", installed)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    assert pick_backend(on_gpu, None) == picked
+    assert pick_backend(on_gpu, "torch") == "torch"
+    with pytest.raises(ConfigError, match=r"backend='numba' works on the CPU; the inputs are on cuda. Use 'torch'."):
+        pick_backend(on_gpu, "numba")
+
+
+def test_triton_is_refused_on_the_cpu(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match=r"backend='triton' works on a CUDA device; the inputs are on cpu"):
+        bin_statistics(P, Y, backend="triton")
 
 
 def test_without_numba_torch_is_picked_and_asking_for_numba_is_refused(monkeypatch):

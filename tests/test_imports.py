@@ -49,7 +49,7 @@ LAYERS: list[dict[str, set[str]]] = [
 HEIGHT = {name: height for height, layers in enumerate(LAYERS) for layer in layers for name in layers[layer]}
 LAYER = {name: layer for layers in LAYERS for layer, names in layers.items() for name in names}
 SCIPY = {("intervals", "scipy"), ("scaling", "scipy")}
-SPINE_NEEDS = {"torch", "numpy", "numba"}  # beyond the standard library
+SPINE_NEEDS = {"torch", "numpy", "numba", "triton"}  # beyond the standard library
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 

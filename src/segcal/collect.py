@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import NamedTuple
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 from segcal.binning import Binning
 from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, one_of
 from segcal.kernels.operator import sum_voxels, voxel_sums
-from segcal.kernels.spec import HAS_NUMBA
+from segcal.kernels.spec import HAS_NUMBA, HAS_TRITON
 from segcal.statistics import BinStatistics
 
-BACKENDS = ("torch", "numba")
+BACKENDS = ("torch", "numba", "triton")
 
 
 def bin_statistics(
@@ -125,15 +126,19 @@ def sums_of(
 
 
 def pick_backend(inputs: Tensor, backend: str | None) -> str:
-    """numba for tensors on the CPU where it is installed, otherwise plain torch."""
-    if backend is not None:
-        one_of("backend", backend, BACKENDS)
-        if backend == "numba" and inputs.device.type != "cpu":
-            raise ConfigError(f"backend='numba' works on the CPU; the inputs are on {inputs.device}. Use 'torch'.")
-        if backend == "numba" and not HAS_NUMBA:
-            raise ConfigError("backend='numba' needs numba, which is not installed; pip install numba.")
-        return backend
-    return "numba" if inputs.device.type == "cpu" and HAS_NUMBA else "torch"
+    """numba for tensors on the CPU, Triton on a CUDA device, where they are installed; otherwise plain torch."""
+    device = inputs.device.type
+    fast, there = {"cpu": ("numba", HAS_NUMBA), "cuda": ("triton", HAS_TRITON)}.get(device, ("torch", True))
+    if backend is None:
+        return fast if there else "torch"
+    one_of("backend", backend, BACKENDS)
+    if backend == fast and not there:
+        raise ConfigError(f"backend={backend!r} needs {backend}, which is not installed; pip install {backend}.")
+    interpreted = backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if backend not in ("torch", fast) and not interpreted:
+        where = {"numba": "the CPU", "triton": "a CUDA device"}[backend]
+        raise ConfigError(f"backend={backend!r} works on {where}; the inputs are on {inputs.device}. Use 'torch'.")
+    return backend
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Sums over voxels: plain torch (the reference) and numba for the CPU, behind one torch operator."""
+"""Sums over voxels: plain torch (the reference), numba for the CPU and Triton for a GPU, behind one torch operator."""

@@ -13,7 +13,11 @@ from segcal.binning import Binning, bins_to_cells, cells_to_bins
 from segcal.errors import LabelError, RangeError
 from segcal.kernels.spec import CLASS_SUMS, Gradients, Spec
 
-_MODULES = {"torch": "segcal.kernels.reference", "numba": "segcal.kernels.numba_cpu"}
+_MODULES = {
+    "torch": "segcal.kernels.reference",
+    "numba": "segcal.kernels.numba_cpu",
+    "triton": "segcal.kernels.triton_gpu",
+}
 
 
 @cache

@@ -1,0 +1,16 @@
+"""Leaves out what needs a package that only an environment of its own has: see `make test-adapters`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+_PEERS = {
+    "lightning": ["src/segcal/adapters/lightning.py", "tests/adapters/test_lightning.py"],
+    "nnunetv2": [
+        "src/segcal/adapters/nnunet.py",
+        "src/segcal/adapters/nnunet_trainers",
+        "tests/adapters/test_nnunet.py",
+    ],
+    "triton": ["src/segcal/kernels/triton_gpu.py", "tests/adapters/test_triton.py"],
+}
+collect_ignore = [path for package, paths in _PEERS.items() if find_spec(package) is None for path in paths]
