@@ -1,4 +1,4 @@
-"""Verbs that learn: datasets, train, predict, demo."""
+"""Verbs that learn: datasets, train, predict, export-bundle, demo."""
 
 from __future__ import annotations
 
@@ -165,6 +165,27 @@ def predict(
         say(f"{len(predicted.paths)} maps are in {out}, {len(predicted.failures)} cases failed")
         if predicted.failures:
             raise typer.Exit(1)
+
+
+@app.command()
+def export_bundle(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the bundle: a new or an empty one.")],
+    calibrator: Annotated[Path | None, typer.Option(help="A calibrator that `calibrate fit` wrote (.json).")] = None,
+    checkpoint: Annotated[str, typer.Option(help="Weights in the run's folder: best.pt or last.pt.")] = "best.pt",
+    authors: Annotated[str, typer.Option(help="Who made the network.")] = "not stated",
+    copyright: Annotated[str, typer.Option(help="Whose the weights are, and under which terms.")] = "not stated",
+) -> None:
+    """Write a trained run as a MONAI bundle, which predicts without segcal."""
+    with refusing():
+        from segcal.adapters import monai_bundle
+        from segcal.runs import load_run
+        from segcal.scaling import load_calibrator
+
+        found = load_run(run, checkpoint=checkpoint, with_data=False)
+        fitted = None if calibrator is None else load_calibrator(calibrator)
+        made = monai_bundle.export_bundle(found, out, calibrator=fitted, authors=authors, copyright=copyright)
+    say(f"the bundle is {made}; {made / 'docs' / 'README.md'} has the command that runs it")
 
 
 @app.command()
