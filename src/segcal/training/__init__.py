@@ -4,6 +4,7 @@ Reading order: `loop` (the whole of it), `data` (patches, drawn anew from seed, 
 `log`.
 """
 
+from segcal.training.log import Logger
 from segcal.training.loop import TrainedRun, train
 
-__all__ = ["TrainedRun", "train"]
+__all__ = ["Logger", "TrainedRun", "train"]

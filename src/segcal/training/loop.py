@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from segcal.inference import build_network, evaluate_prepared
 from segcal.prepare import PreparedStore
 from segcal.runs import remember
 from segcal.training.data import patch_loader
-from segcal.training.log import Log
+from segcal.training.log import Log, Logger
 
 Progress = Callable[[int, int, str], None]
 
@@ -52,13 +52,16 @@ def train(
     out: str | os.PathLike[str],
     *,
     prepared: str | os.PathLike[str] | None = None,
+    loggers: Sequence[Logger] = (),
     progress: Progress = lambda done, total, text: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> TrainedRun:
     """Train as the configuration says, or go on where the run in `out` stopped.
 
-    Prepared images are kept in `prepared` (beside `out` by default), which runs on the same data share. Under
-    torchrun every process calls this; the first one writes, reports its `progress`, and has its `say`.
+    Prepared images are kept in `prepared` (beside `out` by default), which runs on the same data share. Each of
+    `loggers` is called with an epoch and its values by name, as they are on TensorBoard, once the epoch's checkpoint
+    stands; a run that goes on tells the last epoch before again, since it may have been lost. Under torchrun every
+    process calls this; the first one writes, tells its `loggers`, reports its `progress`, and has its `say`.
     """
     folder = Path(out)
     dataset = open_dataset(config.data.dataset, config.data.root)
@@ -70,7 +73,8 @@ def train(
         if team.first:
             _claim(folder, config, dataset, split, say)
         team.wait()  # until the first has looked at the folder
-        return _Training(config, folder, dataset, split, store, team).run(progress)
+        log = Log(folder, loggers=loggers, say=say)
+        return _Training(config, folder, dataset, split, store, team, log).run(progress)
 
 
 def _claim(folder: Path, config: RunConfig, dataset: Dataset, split: Split, say: Callable[[str], None]) -> None:
@@ -109,9 +113,17 @@ class _Training:
     """What a run holds while it runs."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, dataset: Dataset, split: Split, store: PreparedStore, team: Processes
+        self,
+        config: RunConfig,
+        folder: Path,
+        dataset: Dataset,
+        split: Split,
+        store: PreparedStore,
+        team: Processes,
+        log: Log,
     ) -> None:
         self.config, self.folder, self.dataset, self.store, self.team = config, folder, dataset, store, team
+        self.log = log
         by_name = {case.name: case for case in dataset.cases}
         self.cases = [by_name[name] for name in split.train]
         self.validation = [by_name[name] for name in split.validation]
@@ -128,7 +140,6 @@ class _Training:
         )
         self.half = config.training.mixed_precision and team.device.type == "cuda"
         self.scaler = torch.amp.GradScaler("cuda", enabled=self.half)
-        self.log = Log(folder, [])
         self.best_epoch, self.best_dice = 0, -math.inf
 
     @property
@@ -240,7 +251,7 @@ class _Training:
             self.optimizer.load_state_dict(content["optimizer"])
             self.scaler.load_state_dict(content["scaler"])
             self.best_epoch, self.best_dice = content["best_epoch"], content["best_dice"]
-            self.log = Log(self.folder, content["log"])
+            self.log.rows = content["log"]
             done = int(content["epoch"])
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise FileError(f"{path} must be the last checkpoint of a run; {str(error).splitlines()[0]}.") from error
