@@ -135,6 +135,29 @@ def test_maps_keep_format_grid_and_kind(folder):
     np.testing.assert_allclose(logits, nibabel.load(folder / "logits" / "case_0.nii.gz").get_fdata() / temperature)
 
 
+def test_arrays_become_maps_in_nifti_beside_which_label_maps_lie(folder):
+    """As of nnU-Net: .npz (class, z, y, x), and a label map that says where the voxels are."""
+    for i in range(2):
+        maps = nibabel.load(folder / "probabilities" / f"case_{i}.nii.gz").get_fdata().astype(np.float32)
+        save(folder / "arrays" / f"case_{i}.nii.gz", maps.argmax(-1).astype(np.uint8))
+        np.savez_compressed(folder / "arrays" / f"case_{i}.npz", probabilities=maps.transpose(3, 2, 1, 0))
+    Temperature(2.0).save(folder / "c.json")
+    assert apply(folder, "--nifti", kind="arrays").exit_code == 0
+    assert apply(folder, out="images").exit_code == 0
+    for i in range(2):
+        made, expected = (nibabel.load(folder / kind / f"case_{i}.nii.gz") for kind in ("maps", "images"))
+        np.testing.assert_allclose(made.get_fdata(), expected.get_fdata(), atol=1e-6)
+        np.testing.assert_array_equal(made.affine, AFFINE)
+    assert sorted(path.name for path in (folder / "maps").glob("case*")) == ["case_0.nii.gz", "case_1.nii.gz"]
+    before = (folder / "maps" / "case_0.nii.gz").stat().st_mtime_ns
+    assert apply(folder, "--nifti", kind="arrays").exit_code == 0
+    assert (folder / "maps" / "case_0.nii.gz").stat().st_mtime_ns == before
+    (folder / "arrays" / "case_1.nii.gz").unlink()
+    done = apply(folder, "--nifti", kind="arrays", out="again")
+    assert done.exit_code == 1
+    assert "case_1: FileError: case_1: a NIfTI image needs a label map" in done.output
+
+
 def test_maps_that_are_there_are_not_made_again_unless_something_changed(folder):
     fit(folder, "--folds", "0")
     apply(folder)
@@ -183,6 +206,77 @@ def test_overlapping_regions_are_calibrated_channel_by_channel(tmp_path):
     done = evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", sigmoid=True)
     assert done.evaluation is not None
     assert not done.failures
+
+
+def hide_voxels(folder, *, value, share=0.4):
+    """Some voxels get a label to ignore; predictions there become sure and wrong, as nobody looked at them."""
+    for i in range(6):
+        logits, labels = draw(i)
+        hidden = np.random.default_rng(100 + i).random(SHAPE) < share
+        wrong = np.eye(3)[(labels + 1) % 3] * 0.97 + 0.01
+        save(folder / "probabilities" / f"case_{i}.nii.gz", np.where(hidden[..., None], wrong, softmax(logits, -1)))
+        save(folder / "labels" / f"case_{i}.nii.gz", np.where(hidden, value, labels).astype(np.uint8))
+
+
+@pytest.mark.parametrize("method", ["temperature", "local-temperature", "histogram"])
+def test_voxels_with_an_ignored_label_are_left_out_of_fit_and_check(folder, method):
+    """Found is what is found where those voxels are cut out of the files."""
+    hide_voxels(folder, value=255)
+    for i in range(6):
+        keep = nibabel.load(folder / "labels" / f"case_{i}.nii.gz").get_fdata() != 255
+        for kind in ("probabilities", "labels"):
+            array = np.asarray(nibabel.load(folder / kind / f"case_{i}.nii.gz").dataobj)
+            save(folder / f"cut_{kind}" / f"case_{i}.nii.gz", array[keep][:, None, None])
+    options = {"method": method, "folds": 2, "settings": {"steps": 20} if method == "local-temperature" else {}}
+    whole = fit_calibrator(folder / "probabilities", folder / "labels", folder / "c.json", ignore=255, **options)
+    cut = fit_calibrator(folder / "cut_probabilities", folder / "cut_labels", folder / "d.json", **options)
+    assert whole.calibrator.report.voxels == cut.calibrator.report.voxels < 6 * math.prod(SHAPE)
+    if method == "temperature":
+        assert whole.calibrator.temperature == pytest.approx(cut.calibrator.temperature, rel=1e-6)
+        assert whole.calibrator.temperature == pytest.approx(2.5, rel=0.07)
+    assert torch.equal(whole.before.scores.voxels, cut.before.scores.voxels)
+    torch.testing.assert_close(whole.after.scores.log_loss, cut.after.scores.log_loss, rtol=0.02, atol=0)
+
+
+def test_the_ignored_label_is_an_option_and_known_from_nnunets_dataset_json(folder):
+    hide_voxels(folder, value=3)
+    said = fit(folder, "--folds", "0").output
+    assert "labels must be among [0, 1, 2]; they hold [3]" in said
+    assert fit(folder, "--folds", "0", "--ignore", "3").exit_code == 0
+    told = load_calibrator(folder / "c.json").temperature
+    labels = {"background": 0, "liver": 1, "tumour": 2, "ignore": 3}
+    (folder / "dataset.json").write_text(json.dumps({"labels": labels}))  # beside the folder of labels
+    assert fit(folder, "--folds", "0", out="d.json").exit_code == 0
+    assert load_calibrator(folder / "d.json").temperature == told
+    outcome = evaluate(folder / "probabilities", folder / "labels", folder / "e", calibrator=folder / "d.json")
+    assert not outcome.failures
+    assert outcome.evaluation.classes == ("background", "liver", "tumour")
+    assert outcome.evaluation.provenance["options"]["ignore"] == 3
+
+
+def test_regions_of_nnunets_dataset_json_are_calibrated_without_ignored_voxels(tmp_path):
+    """Channels whole and core, label map 0, 1, 2, and 3 for voxels nobody looked at."""
+    for i in range(4):
+        generator = np.random.default_rng(i)
+        logits = 2 * generator.normal(size=(*SHAPE, 2))
+        whole, core = np.moveaxis(generator.random((*SHAPE, 2)) < expit(logits), -1, 0)
+        labels = np.where(whole, 1 + core, 0)
+        hidden = core & ~whole  # a core outside of the whole has no label
+        save(tmp_path / "probabilities" / f"case_{i}.nii.gz", expit(2 * logits).astype(np.float32))
+        save(tmp_path / "labels" / f"case_{i}.nii.gz", np.where(hidden, 3, labels).astype(np.uint8))
+    content = {"labels": {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}, "regions_class_order": [1, 2]}
+    (tmp_path / "dataset.json").write_text(json.dumps(content))
+    done = fit(tmp_path, "--sigmoid", "--regions", str(tmp_path / "dataset.json"), "--classes", "a,b,c")
+    assert done.exit_code == 0, done.output
+    kept = sum(int((nibabel.load(path).get_fdata() != 3).sum()) for path in (tmp_path / "labels").iterdir())
+    assert load_calibrator(tmp_path / "c.json").report.voxels == kept < 4 * math.prod(SHAPE)
+
+
+def test_neighbours_that_are_left_out_are_no_neighbours(folder):
+    hide_voxels(folder, value=3)
+    done = fit(folder, "--ignore", "3", "--set", "dilations=[1]", method="local-temperature")
+    assert done.exit_code == 2
+    assert "voxels must not be left out, as those of label 3, where the calibrator looks at" in done.output
 
 
 def test_brats_labels_find_their_channels(tmp_path):

@@ -150,6 +150,24 @@ def test_voxels_with_an_ignored_label_count_nowhere(folder):
             assert found[f"case_{i}", f"class {c}", "dice"] == pytest.approx(dice)
 
 
+def test_a_label_that_dataset_json_names_ignore_is_left_out_unless_another_is_asked_for(folder):
+    """Class names and regions of nnU-Net may both come from that file."""
+    for i in range(3):
+        labels = make_case(i)[1]
+        labels[:, :, 0] = 3
+        save(folder / "labels" / f"case_{i}.nii.gz", labels)
+    run(folder, "--ignore", "3", out="asked")
+    named = folder / "named.json"
+    named.write_text(json.dumps({"labels": {"background": 0, "class 1": 1, "class 2": 2, "ignore": 3}}))
+    assert run(folder, "--classes", str(named)).exit_code == 0
+    assert values(folder) == values(folder, "asked")
+    assert run(folder, "--classes", str(named), "--ignore", "255", out="other").exit_code == 1
+    assert "they hold [3]" in failures(folder, "other")["case_0"]
+    named.write_text(json.dumps({"labels": {"background": 0, "both": [1, 2], "class 2": 2, "ignore": 3}}))
+    assert run(folder, "--regions", str(named), out="regions").exit_code == 0
+    assert values(folder, "regions")["case_1", "class 2", "ece"] == values(folder)["case_1", "class 2", "ece"]
+
+
 def test_a_slab_that_is_ignored_as_a_whole_adds_nothing():
     labels = np.full(50, 255, np.uint8)
     for sigmoid in (False, True):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from segcal import ConfigError
-from segcal.regions import read_class_names, read_regions
+from segcal.regions import read_class_names, read_ignored, read_regions
 
 
 def test_built_in_regions_are_those_of_the_challenges():
@@ -42,6 +42,38 @@ def test_wrong_region_files_are_refused_in_a_sentence(tmp_path, content, message
     path.write_text(content)
     with pytest.raises(ConfigError, match=message):
         read_regions(str(path))
+
+
+def nnunet_json(folder, labels):
+    path = folder / "dataset.json"
+    path.write_text(json.dumps({"labels": labels, "regions_class_order": [2, 1]}))
+    return str(path)
+
+
+def test_regions_from_nnunets_dataset_json_are_its_channels_in_order(tmp_path):
+    """One channel for each label that is neither background nor ignored, lists or not, in the order of the file."""
+    labels = {"background": 0, "whole": [1, 2, 3], "core": 3, "rim": [2], "ignore": 4}
+    regions = read_regions(nnunet_json(tmp_path, labels))
+    assert list(regions.members.items()) == [("whole", (1, 2, 3)), ("core", (3,)), ("rim", (2,))]
+    assert regions.values == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "labels", [{"background": 0, "liver": 1}, {"background": 0, "liver": [1]}, {"0": "background", "1": "liver"}, 3]
+)
+def test_a_dataset_json_without_regions_has_none_to_give(tmp_path, labels):
+    with pytest.raises(ConfigError, match=r"must have regions, labels of several values as \[1, 2\]; it has none"):
+        read_regions(nnunet_json(tmp_path, labels))
+
+
+def test_the_label_to_ignore_is_no_class(tmp_path):
+    path = nnunet_json(tmp_path, {"background": 0, "liver": 1, "tumour": [2], "ignore": 3})
+    assert read_class_names(path) == {0: "background", 1: "liver", 2: "tumour"}
+    assert read_ignored(path) == 3
+    assert read_ignored(nnunet_json(tmp_path, {"background": 0, "liver": 1})) is None
+    assert read_ignored(nnunet_json(tmp_path, {"0": "background", "1": "ignore"})) is None  # a class of the Decathlon's
+    with pytest.raises(ConfigError, match=r"'ignore' must be one value; got \[3, 4\]"):
+        read_ignored(nnunet_json(tmp_path, {"background": 0, "ignore": [3, 4]}))
 
 
 def test_unknown_regions_are_refused():

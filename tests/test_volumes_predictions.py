@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from segcal.errors import ConfigError, FileError, GridError, ShapeError
-from segcal.volumes import PredictionFiles, arrays, find_predictions, open_prediction, predictions
+from segcal.volumes import (
+    CaseFiles,
+    PredictionFiles,
+    arrays,
+    find_predictions,
+    open_case,
+    open_prediction,
+    predictions,
+)
 
 SHAPE = (4, 5, 6)
 CLASSES = 3
@@ -619,6 +627,112 @@ def test_a_label_map_of_another_shape_says_nothing(tmp_path):
     prediction = opened(tmp_path / "case.npz", reference=reference)
     assert (prediction.grid.shape, prediction.grid.affine) == (SHAPE, None)
     np.testing.assert_array_equal(prediction.read(), coded())
+
+
+@pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_arrays_become_images_in_the_place_of_the_label_map(tmp_path, kind, order, scaled):
+    """Whatever the header of the label map says about labels is not said about probabilities."""
+    image = kind(np.zeros(SHAPE, f"{order}i2"), AFFINE, kind.header_class(endianness=order))
+    image.header.set_intent("label")
+    image.header.set_xyzt_units("mm")
+    image.header.set_qform(AFFINE, 1)
+    image.header["cal_max"] = 4
+    image.header.extensions.append(nib.nifti1.Nifti1Extension("comment", b"labels"))
+    if scaled:
+        image.header.set_slope_inter(3, 1)
+    nib.save(image, tmp_path / "case.nii.gz")
+    np.savez(tmp_path / "case.npz", probabilities=backwards(coded()))
+    (files,) = find_predictions(tmp_path)
+    (target,) = open_prediction(files).write(coded() / 2, tmp_path / "out", tmp_path, nifti=True)
+    assert target == tmp_path / "out" / "case.nii.gz"
+    assert [path.name for path in target.parent.iterdir()] == ["case.nii.gz"]
+    written = nib.load(target)
+    assert type(written) is kind
+    assert written.get_data_dtype().newbyteorder("=") == np.float32
+    assert not written.header.extensions
+    np.testing.assert_array_equal(written.get_fdata(), last(coded() / 2))
+    np.testing.assert_array_equal(written.affine, image.affine)
+    np.testing.assert_allclose(written.header.get_zooms(), (*image.header.get_zooms(), 1))
+    assert written.header.get_xyzt_units()[0] == "mm"
+    assert (written.header.get_intent()[0], written.header["cal_max"]) == ("none", 0)
+
+
+def test_images_stay_what_they_are_where_images_are_asked_for(tmp_path):
+    path = save_nifti(tmp_path / "case.nii", last(coded()))
+    (target,) = opened(path).write(coded(), tmp_path / "out", tmp_path, nifti=True)
+    assert target.name == "case.nii"
+    assert content(target) == content(path)
+
+
+def test_files_of_one_class_each_become_an_image_each(tmp_path):
+    reference = save_nifti(tmp_path / "a.nii.gz", np.zeros(SHAPE, np.uint8))
+    paths = [save(tmp_path / f"a_{c}.npy", coded()[c]) for c in range(3)]
+    targets = opened(*paths, reference=reference).write(coded(), tmp_path / "out", tmp_path, nifti=True)
+    assert [path.name for path in targets] == ["a_0.nii.gz", "a_1.nii.gz", "a_2.nii.gz"]
+    for c, path in enumerate(targets):
+        np.testing.assert_array_equal(nib.load(path).get_fdata()[..., 0], coded()[c])
+
+
+def test_an_array_of_nowhere_becomes_no_image(tmp_path):
+    np.savez(tmp_path / "case.npz", softmax=backwards(coded()))
+    with pytest.raises(FileError, match=r"case: a NIfTI image needs a label map .* as nnU-Net .*; there is none"):
+        opened(tmp_path / "case.npz").write(coded(), tmp_path / "out", tmp_path, nifti=True)
+    reference = save_nifti(tmp_path / "case.nii.gz", np.zeros((9, 9, 9), np.uint8))
+    with pytest.raises(FileError, match=r"case\.nii\.gz has another shape"):
+        opened(tmp_path / "case.npz", reference=reference).write(coded(), tmp_path / "out", tmp_path, nifti=True)
+    assert not (tmp_path / "out").exists()
+
+
+TURNS = [
+    np.diag([-1.0, 1.5, 2.0, 1.0]),
+    np.array([[0, 0, -2.0, 3], [1.5, 0, 0, -7], [0, -1.0, 0, 5], [0, 0, 0, 1]]),
+    np.array([[-0.99, 0.14, 0, 3], [-0.14, -0.99, 0, -7], [0, 0, 2.5, 5], [0, 0, 0, 1]]),  # oblique
+]
+
+
+@pytest.mark.parametrize("affine", TURNS)
+@pytest.mark.parametrize("place", ["beside", "above"])
+def test_arrays_of_images_that_nnunet_turned_lie_as_the_images_do(tmp_path, affine, place):
+    """Its plans say so: beside predictions, or above the fold whose validation cases they are."""
+    folder = tmp_path / "model" / "fold_0" / "validation"
+    folder.mkdir(parents=True)
+    plans = (folder if place == "beside" else tmp_path / "model") / "plans.json"
+    plans.write_text('{"image_reader_writer": "NibabelIOWithReorient"}')
+    truth = coded()
+    turned = nib.as_closest_canonical(nib.Nifti1Image(last(truth), affine)).get_fdata().astype(np.float32)
+    np.savez(folder / "case.npz", probabilities=backwards(np.moveaxis(turned, -1, 0)))
+    nib.save(nib.Nifti1Image(np.zeros(SHAPE, np.uint8), affine), folder / "case.nii.gz")
+    (files,) = find_predictions(folder)
+    prediction = open_prediction(files, classes=3)
+    np.testing.assert_array_equal(prediction.read(), truth)
+    prediction.write(2 * prediction.read(), tmp_path / "out", folder)
+    with np.load(tmp_path / "out" / "case.npz") as written:
+        np.testing.assert_array_equal(written["probabilities"], 2 * backwards(np.moveaxis(turned, -1, 0)))
+    with open_case(CaseFiles("case", (folder / "case.npz",), folder / "case.nii.gz")) as case:
+        np.testing.assert_array_equal(case.voxels((slice(None),) * 3)[0].reshape(truth.shape), truth)
+
+
+def test_turned_arrays_of_another_shape_are_refused(tmp_path):
+    (tmp_path / "plans.json").write_text('{"image_reader_writer": "NibabelIOWithReorient"}')
+    np.savez(tmp_path / "case.npz", probabilities=backwards(coded()))
+    save_nifti(tmp_path / "case.nii.gz", np.zeros((9, 9, 9), np.uint8))
+    (files,) = find_predictions(tmp_path)
+    with pytest.raises(GridError, match=r"case: labels are 9.9.9 at"):
+        open_prediction(files)
+
+
+def test_label_maps_that_nnunet_gathers_beside_its_folds_are_no_predictions(tmp_path):
+    for fold in range(2):
+        folder = tmp_path / f"fold_{fold}" / "validation"
+        folder.mkdir(parents=True)
+        np.savez(folder / f"case_{fold}.npz", probabilities=backwards(coded()))
+        save_nifti(folder / f"case_{fold}.nii.gz", np.zeros(SHAPE, np.uint8))
+        (tmp_path / "crossval_results_folds_0_1").mkdir(exist_ok=True)
+        save_nifti(tmp_path / "crossval_results_folds_0_1" / f"case_{fold}.nii.gz", np.zeros(SHAPE, np.uint8))
+    assert [files.name for files in find_predictions(tmp_path)] == ["case_0", "case_1"]
+    assert all(files.predictions[0].suffix == ".npz" for files in find_predictions(tmp_path))
 
 
 # Refusals

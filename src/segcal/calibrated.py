@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.errors import ConfigError, FileError
-from segcal.measure import Options, not_probabilities, regions_of, slab_voxels
+from segcal.measure import Options, counted_voxels, not_probabilities, regions_of, slab_voxels
 from segcal.scaling import Calibrator, load_calibrator
 from segcal.scaling.calibrator import Activation, keep_decisions
 from segcal.volumes import Case, CaseFiles, open_case
@@ -105,7 +105,7 @@ def _shape(case: Case) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class FolderCase:
-    """A case on disk, as a fit reads it: slab by slab, or whole."""
+    """A case on disk, as a fit reads it: slab by slab, or whole; without voxels of the ignored label."""
 
     files: CaseFiles
     options: Options
@@ -113,18 +113,27 @@ class FolderCase:
     def slabs(self) -> Iterator[tuple[Tensor, Tensor]]:
         with open_case(self.files) as case:
             for values, labels in case.slabs(slab_voxels(case)):
-                yield as_logits(values, self.options), self._labels(values, labels)
+                yield self._counted(values, labels, counted_voxels(labels, self.options))
 
     def volume(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits (class, x, y, z), labels and no image, with the axes turned to right, front and head."""
+        """Logits (class, x, y, z), labels and no image, with the axes turned to right, front and head.
+
+        Where voxels are left out, no box remains: logits are (class, voxel) then.
+        """
         with open_case(self.files) as case:
             values, labels = _whole(case)
-            shape = _shape(case)
-            truth = self._labels(values, labels)
-            orientation = orientation_of(case.grid.affine)
-            logits = turn(as_logits(values, self.options).reshape(-1, *shape), orientation)
-            turned = turn(truth.reshape(-1, *shape), orientation)
-        return logits, turned if truth.ndim == 2 else turned[0], None
+            shape, orientation = _shape(case), orientation_of(case.grid.affine)
+        counted = counted_voxels(labels, self.options)
+        logits, truth = self._counted(values, labels, counted)
+        if not isinstance(counted, slice):
+            return logits, truth, None
+        turned = turn(truth.reshape(-1, *shape), orientation)
+        return turn(logits.reshape(-1, *shape), orientation), turned if truth.ndim == 2 else turned[0], None
+
+    def _counted(self, values: Array, labels: Array, counted: Array | slice) -> tuple[Tensor, Tensor]:
+        """Logits and labels of the voxels that count."""
+        values, labels = values[:, counted], labels[..., counted]
+        return as_logits(values, self.options), self._labels(values, labels)
 
     def _labels(self, values: Array, labels: Array) -> Tensor:
         """Class indices (voxel), or zeros and ones (class, voxel) where classes overlap."""

@@ -35,7 +35,7 @@ from segcal.scaling import (
     load_calibrator,
     make_calibrator,
 )
-from segcal.volumes import CaseFiles, Pairing, PredictionFiles, find_predictions, open_case, open_prediction
+from segcal.volumes import CaseFiles, Pairing, PredictionFiles, find_predictions, open_case, open_prediction, places
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,6 +68,7 @@ def fit_calibrator(
     sigmoid: bool = False,
     regions: str | None = None,
     classes: str | None = None,
+    ignore: int | None = None,
     bins: int = 20,
     folds: int | None = None,
     patients: str | None = None,
@@ -77,14 +78,20 @@ def fit_calibrator(
     """Fit a calibrator to all cases that both folders have, write it to `out`, and cross-validate it over patients.
 
     `folds`: 5, or as many as there are patients, if not given; 0 fits without the check. A case that cannot be read
-    or makes no sense is a failure with a sentence, and is left out of the fit.
+    or makes no sense is a failure with a sentence, and is left out of the fit. So are voxels labelled `ignore`, if not
+    given those of the label that nnU-Net's dataset.json names so.
     """
     options, pairing = open_cohort(
-        predictions, labels, bins=bins, regions=regions, classes=classes, logits=logits, sigmoid=sigmoid
+        predictions, labels, bins=bins, regions=regions, classes=classes, logits=logits, sigmoid=sigmoid, ignore=ignore
     )
     with open_case(pairing.cases[0]) as first:
         activation = activation_of(first.classes, options)
     blank = make_calibrator(method, activation=activation, **settings or {})  # refuses wrong settings before any work
+    if blank.spatial and options.ignore is not None:
+        raise ConfigError(
+            f"voxels must not be left out, as those of label {options.ignore}, where the calibrator looks at their "
+            f"neighbours; fit {method} without dilations."
+        )
     groups = _folds([files.name for files in pairing.cases], patients, folds, seed)
     steps = _Steps(progress, len(pairing.cases) * (2 if groups else 1) + len(groups) + 1)
     before, failures = _measured(pairing.cases, options, steps)
@@ -214,11 +221,13 @@ def apply_calibrator(
     out: str | os.PathLike[str],
     *,
     logits: bool = False,
+    nifti: bool = False,
     progress: Progress = lambda done, total, text: None,
 ) -> Maps:
     """Write calibrated maps of all predictions in a folder, in their own format and on their own grid.
 
-    Logits become logits, probabilities probabilities. Maps that are there already, of the same file and calibrator,
+    Logits become logits, probabilities probabilities. `nifti`: arrays, as the .npz files of nnU-Net, become NIfTI
+    images in the place of the label map beside them. Maps that are there already, of the same file and calibrator,
     stay; a case that fails does not stop the others.
     """
     fitted = calibrator if isinstance(calibrator, Calibrator) else load_calibrator(calibrator)
@@ -236,9 +245,9 @@ def apply_calibrator(
             prediction = open_prediction(files, classes=fitted.classes)
             values = as_logits(prediction.read(), options)
             result = transform_volume(fitted, values, orientation_of(prediction.grid.affine))
-            prediction.write(as_stored(result, options), out, root)
+            prediction.write(as_stored(result, options), out, root, nifti=nifti)
 
         key = repr((mark, logits, [stamp(path) for path in files.predictions]))
-        return MapJob(files.name, key, [out / path.relative_to(root) for path in files.predictions], make)
+        return MapJob(files.name, key, [out / place for place in places(files, root, nifti=nifti)], make)
 
     return make_maps(out, "calibrated.json", [job(files) for files in found], progress)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import segcal
 from segcal.errors import ConfigError, SegcalError
 from segcal.measure import CaseSums, Options, measure_case, stamp
-from segcal.regions import read_class_names, read_regions
+from segcal.regions import read_class_names, read_ignored, read_regions
 from segcal.results import Failure, Outcome, Spread, crashed, keep_only, open_parts, stack_cases, write_results
 from segcal.volumes import CaseFiles, Pairing, pair_cases
 
@@ -55,7 +55,8 @@ def evaluate(
 
     Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv. A case that
     cannot be read or makes no sense is a failure with a sentence; it does not stop the others. A `calibrator` is a
-    file of one: predictions are measured as it makes them, and no map is stored. Voxels labelled `ignore` are left out.
+    file of one: predictions are measured as it makes them, and no map is stored. Voxels labelled `ignore` are left out,
+    if not given those of the label that nnU-Net's dataset.json names so.
     Cases are measured by so many `workers`, or by what does them elsewhere, as `segcal.adapters.dask.DaskCluster`.
     """
     if workers < 1:
@@ -87,9 +88,16 @@ def open_cohort(
     ignore: int | None = None,
     calibrator: str | os.PathLike[str] | None = None,
 ) -> tuple[Options, Pairing]:
-    """How two folders are to be read, and which of their files belong together: at least one case."""
+    """How two folders are to be read, and which of their files belong together: at least one case.
+
+    A label that nnU-Net's dataset.json names "ignore" is left out without being asked for.
+    """
     predictions, labels = Path(predictions), Path(labels)
-    names = read_class_names(classes) if classes is not None else _find_class_names(predictions, labels)
+    described = _find_dataset_json(predictions, labels) if classes is None else classes
+    names = None if described is None else read_class_names(described)
+    for source in (described, regions):
+        if ignore is None and source is not None and source.endswith((".json", ".toml")):
+            ignore = read_ignored(source)
     options = Options(
         bins=bins,
         background=background,
@@ -116,12 +124,10 @@ def open_cohort(
     return options, pairing
 
 
-def _find_class_names(predictions: Path, labels: Path) -> dict[int, str] | None:
-    """Names from a dataset.json in either folder, or beside the labels."""
-    for folder in (predictions, labels, labels.parent):
-        if (folder / "dataset.json").is_file():
-            return read_class_names(str(folder / "dataset.json"))
-    return None
+def _find_dataset_json(predictions: Path, labels: Path) -> str | None:
+    """The dataset.json in either folder, or beside the labels."""
+    paths = (folder / "dataset.json" for folder in (predictions, labels, labels.parent))
+    return next((str(path) for path in paths if path.is_file()), None)
 
 
 def _run(

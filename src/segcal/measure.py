@@ -155,9 +155,9 @@ def measure_voxels(
 
     Decisions are taken on `ranked`, values in the same order that tell apart what rounding joined; or on the values.
     """
-    if options.ignore is not None:
-        values, labels, ranked = _without(options.ignore, values, labels, ranked)
-    overlapping, ranked = options.sigmoid or len(values) == 1, values if ranked is None else ranked
+    counted = counted_voxels(labels, options)
+    values, labels = values[:, counted], labels[..., counted]
+    overlapping, ranked = options.sigmoid or len(values) == 1, values if ranked is None else ranked[:, counted]
     if options.logits:
         values = sigmoid(values) if overlapping else softmax(values)
     collect = partial(_collect, fine_bins=options.fine_bins, threads=threads or os.cpu_count() or 1)
@@ -180,14 +180,14 @@ def measure_voxels(
     return CaseSums(bins, collect(top[None], right[None], scores=False)[0][:, 0], overlap, scores)
 
 
-def _without(ignored: int, values: Array, labels: Array, ranked: Array | None) -> tuple[Array, Array, Array | None]:
-    """Only the voxels whose label is another."""
+def counted_voxels(labels: Array, options: Options) -> Array | slice:
+    """Which voxels have another label than the ignored one; a slice where all of them count."""
+    if options.ignore is None:
+        return slice(None)
     if labels.ndim != 1:
         raise ShapeError(f"labels must be one map for a label to be ignored; got {len(labels)} channels.")
-    keep = labels != ignored
-    if keep.all():
-        return values, labels, ranked
-    return values[:, keep], labels[keep], None if ranked is None else ranked[:, keep]
+    keep: Array = labels != options.ignore
+    return slice(None) if keep.all() else keep
 
 
 def _collect(

@@ -41,6 +41,8 @@ class Regions:
         return [value if self.values is None else self.values.index(value) for value in self.members[name]]
 
 
+IGNORE = "ignore"  # nnU-Net's name of the label whose voxels are left out
+
 BUILT_IN = {
     # 4 is enhancing tumour in BraTS up to 2021, 3 from 2023 on.
     "brats": Regions({"ET": (4,), "TC": (1, 4), "WT": (1, 2, 4)}, values=(0, 1, 2, 4), aliases=((3, 4),)),
@@ -49,21 +51,25 @@ BUILT_IN = {
 
 
 def read_regions(source: str) -> Regions:
-    """Regions by name ("brats", "kits") or from a TOML file.
+    """Regions by name ("brats", "kits"), from a TOML file, or from the dataset.json of nnU-Net.
 
-    The file has a table `regions` with a list of label values for each name, and may have `values`, the label
+    The TOML file has a table `regions` with a list of label values for each name, and may have `values`, the label
     value of each of the prediction's channels:
 
         values = [0, 1, 2, 4]
         [regions]
         "tumour core" = [1, 4]
+
+    Those of a dataset.json are in the order of the channels of a network that nnU-Net trained on them.
     """
     if source in BUILT_IN:
         return BUILT_IN[source]
     path = Path(source)
+    if path.suffix == ".json":
+        return _nnunet_regions(path)
     if path.suffix != ".toml":
         names = ", ".join(BUILT_IN)
-        raise ConfigError(f"regions must be one of {names}, or a .toml file; got {source!r}.")
+        raise ConfigError(f"regions must be one of {names}, a .toml file or nnU-Net's dataset.json; got {source!r}.")
     content = _read_toml(path)
     unknown = set(content) - {"regions", "values"}
     table, values = content.get("regions"), content.get("values")
@@ -77,29 +83,69 @@ def read_regions(source: str) -> Regions:
     return Regions({name: tuple(members) for name, members in table.items()}, values and tuple(values))
 
 
+def _nnunet_regions(path: Path) -> Regions:
+    """As nnU-Net's LabelManager has them: in the order of the labels, without background and ignore label.
+
+    `regions_class_order` says which value a region gets in label maps, in the same order; channels do not depend on it.
+    """
+    members = label_members(_labels_in(str(path))) or {}
+    members.pop(IGNORE, None)
+    if not any(len(values) > 1 for values in members.values()):
+        raise ConfigError(
+            f"{path} must have regions, labels of several values as [1, 2]; it has none. Classes need no --regions."
+        )
+    known = sorted({0}.union(*members.values()))
+    regions = {name: values for name, values in members.items() if set(values) != {0}}
+    return Regions(regions, values=tuple(known))
+
+
 def read_class_names(source: str) -> dict[int, str]:
     """Names by label value, from `a,b,c` (values 0, 1, 2), a dataset.json (Decathlon or nnU-Net) or a TOML file.
 
-    The TOML file holds `classes`, a list of names or a table of label values by name.
+    The TOML file holds `classes`, a list of names or a table of label values by name. A value named "ignore" is no
+    class (see `read_ignored`).
     """
-    path = Path(source)
-    if path.suffix == ".json":
-        try:
-            labels: Any = json.loads(path.read_text(encoding="utf-8")).get("labels")
-        except (OSError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{path} must be a dataset.json that can be read; {error}.") from error
-    elif path.suffix == ".toml":
-        labels = _read_toml(path).get("classes")
-    else:
-        labels = [name.strip() for name in source.split(",")]
+    labels = _labels_in(source)
     if isinstance(labels, list) and all(isinstance(name, str) and name for name in labels) and labels:
         return dict(enumerate(labels))
     if isinstance(labels, dict) and labels:
         if all(str(key).isdigit() and isinstance(name, str) for key, name in labels.items()):
             return {int(key): name for key, name in labels.items()}  # Decathlon: {"1": "kidney"}
-        if all(isinstance(value, int | list) for value in labels.values()):
-            return {value: name for name, value in labels.items() if isinstance(value, int)}  # nnU-Net: {"kidney": 1}
+        members = label_members(labels)
+        if members is not None:
+            return {values[0]: name for name, values in members.items() if len(values) == 1 and name != IGNORE}
     raise ConfigError(f"class names must be a,b,c or stand under labels (.json) or classes (.toml); got {source!r}.")
+
+
+def read_ignored(source: str) -> int | None:
+    """The label value that a dataset.json of nnU-Net, or a table of classes, names "ignore"; None: it names none."""
+    values = (label_members(_labels_in(source)) or {}).get(IGNORE)
+    if values is not None and len(values) != 1:
+        raise ConfigError(f"{source}: the label 'ignore' must be one value; got {list(values)}.")
+    return None if values is None else values[0]
+
+
+def _labels_in(source: str) -> Any:
+    """What stands for class names: a list of them, a table, or whatever else the file has there."""
+    path = Path(source)
+    if path.suffix == ".json":
+        try:
+            return json.loads(path.read_text(encoding="utf-8")).get("labels")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{path} must be a dataset.json that can be read; {error}.") from error
+    if path.suffix == ".toml":
+        return _read_toml(path).get("classes")
+    return [name.strip() for name in source.split(",")]
+
+
+def label_members(labels: Any) -> dict[str, tuple[int, ...]] | None:
+    """Label values by name, as nnU-Net has them, {"kidney": 1, "mass": [2, 3]}; None: these labels are different."""
+    if not isinstance(labels, dict):
+        return None
+    members = {name: value if isinstance(value, list) else [value] for name, value in labels.items()}
+    if not all(values and _whole_numbers(values) for values in members.values()):
+        return None
+    return {name: tuple(values) for name, values in members.items()}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcal.cli import app
+from segcal.cli.measuring import Classes, Ignore, Regions, Sigmoid
 from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_tables, show_unpaired
 
 if TYPE_CHECKING:
@@ -36,11 +37,10 @@ def fit(
     out: Annotated[Path, typer.Option("--out", help="The calibrator to write, as calibrator.json.")],
     method: Annotated[str, typer.Option(help="One that `segcal calibrate methods` lists.")] = "local-temperature",
     logits: Logits = False,
-    sigmoid: Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")] = False,
-    regions: Annotated[str | None, typer.Option(help="Unions of classes: brats, kits or a .toml file.")] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="Names: a,b,c from label 0 on, a dataset.json or a .toml file.")
-    ] = None,
+    sigmoid: Sigmoid = False,
+    regions: Regions = None,
+    ignore: Ignore = None,
+    classes: Classes = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Of the method, as objective=ace or voxels=1000000."),
@@ -66,8 +66,8 @@ def fit(
         with progress_bar("steps") as advance:
             fitted = fit_calibrator(
                 predictions, labels, out, method=method, settings=_settings(setting or ()), logits=logits,
-                sigmoid=sigmoid, regions=regions, classes=classes, bins=bins, folds=folds, patients=patients, seed=seed,
-                progress=advance,
+                sigmoid=sigmoid, regions=regions, classes=classes, ignore=ignore, bins=bins, folds=folds,
+                patients=patients, seed=seed, progress=advance,
             )  # fmt: skip
         show_unpaired(fitted.pairing)
         show_failures(fitted.failures)
@@ -157,13 +157,16 @@ def apply(
         Path, typer.Option("--out", help="Folder for the calibrated maps; started again, it goes on there.")
     ],
     logits: Logits = False,
+    nifti: Annotated[
+        bool, typer.Option("--nifti", help="Write arrays as NIfTI, in the place of the label map beside each.")
+    ] = False,
 ) -> None:
     """Write calibrated maps, each in the format and on the grid of the one it was made from."""
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
         from segcal.calibration import apply_calibrator
 
         with progress_bar("cases") as advance:
-            applied = apply_calibrator(calibrator, predictions, out, logits=logits, progress=advance)
+            applied = apply_calibrator(calibrator, predictions, out, logits=logits, nifti=nifti, progress=advance)
     show_failures(applied.failures)
     say(f"{len(applied.paths)} maps are in {out}, {len(applied.failures)} cases failed")
     if applied.failures:

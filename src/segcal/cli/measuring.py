@@ -27,6 +27,12 @@ Test = Annotated[Literal["t", "wilcoxon"], typer.Option(help="Test that the star
 Holm = Annotated[bool, typer.Option("--holm", help="Correct for several methods and classes.")]
 
 
+Regions = Annotated[
+    str | None, typer.Option(help="Unions of classes: brats, kits, a .toml file or nnU-Net's dataset.json.")
+]
+Sigmoid = Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")]
+Ignore = Annotated[int | None, typer.Option(help="Leave out voxels with this label, as 255.")]
+Classes = Annotated[str | None, typer.Option(help="Names: a,b,c from label 0 on, a dataset.json or a .toml file.")]
 Dask = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Spread the cases over this Dask cluster, as tcp://HOST:8786.")
 ]
@@ -46,7 +52,7 @@ def evaluate(
     predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
     labels: Annotated[Path, typer.Argument(help="Folder of label maps (or one file).")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the results; started again, it goes on there.")],
-    regions: Annotated[str | None, typer.Option(help="Unions of classes: brats, kits or a .toml file.")] = None,
+    regions: Regions = None,
     bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 20,
     background: Annotated[bool, typer.Option("--background", help="Report the background class, too.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
@@ -55,11 +61,9 @@ def evaluate(
         Path | None, typer.Option(help="Measure what this calibrator (.json) makes of the maps; store none.")
     ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
-    sigmoid: Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")] = False,
-    ignore: Annotated[int | None, typer.Option(help="Leave out voxels with this label, as 255.")] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="Names: a,b,c from label 0 on, a dataset.json or a .toml file.")
-    ] = None,
+    sigmoid: Sigmoid = False,
+    ignore: Ignore = None,
+    classes: Classes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")] = False,
 ) -> None:
     """Measure calibration and overlap of every case: ECE, ACE, MCE, Brier, NLL and Dice, macro and micro."""

@@ -19,7 +19,7 @@ from segcal.datasets.layout import (
 )
 from segcal.datasets.recipes import fitted_recipe
 from segcal.errors import ConfigError, FileError
-from segcal.regions import Regions
+from segcal.regions import IGNORE, Regions, label_members
 
 TITLE = "nnU-Net raw dataset, any"
 LAYOUT = "DatasetNNN_Name/{imagesTr,labelsTr,imagesTs}/case_0000.nii.gz (labels: case.nii.gz) with dataset.json"
@@ -89,15 +89,14 @@ def _classes(path: Path, labels: Any) -> tuple[tuple[str, ...], tuple[int, ...],
         raise FileError(f"{path}: labels must give each class its value, as {{'background': 0}}; got {labels!r}.")
     if all(str(key).isdigit() for key in labels):
         labels = {name: int(value) for value, name in labels.items()}
-    if "ignore" in labels:
+    if IGNORE in labels:
         raise ConfigError(f"{path}: labels must not contain 'ignore': training cannot leave voxels out yet.")
-    members = {str(name): value if isinstance(value, list) else [value] for name, value in labels.items()}
-    if not all(value and all(type(one) is int for one in value) for value in members.values()):
+    members = label_members(labels)
+    if members is None:
         raise FileError(f"{path}: labels must be whole numbers, or lists of them for regions; got {labels!r}.")
     values = tuple(sorted({0, *(one for value in members.values() for one in value)}))
-    if not any(isinstance(value, list) for value in labels.values()):
-        names = {value: str(name) for name, value in labels.items()}
-        return tuple(names.get(value, "background") for value in values), values, None
-    regions = Regions({name: tuple(value) for name, value in members.items() if value != [0]}, values=values)
     single = {value[0]: name for name, value in members.items() if len(value) == 1}
+    if len(single) == len(members):
+        return tuple(single.get(value, "background") for value in values), values, None
+    regions = Regions({name: value for name, value in members.items() if set(value) != {0}}, values=values)
     return tuple(single.get(value, f"label {value}" if value else "background") for value in values), values, regions

@@ -8,7 +8,7 @@ labels, read whole and written back).
 from segcal.volumes.cases import Case, open_case
 from segcal.volumes.grids import Grid
 from segcal.volumes.pairing import CaseFiles, Pairing, pair_cases
-from segcal.volumes.predictions import Prediction, PredictionFiles, find_predictions, open_prediction
+from segcal.volumes.predictions import Prediction, PredictionFiles, find_predictions, open_prediction, places
 
 __all__ = [
     "Case",
@@ -21,4 +21,5 @@ __all__ = [
     "open_case",
     "open_prediction",
     "pair_cases",
+    "places",
 ]

@@ -8,6 +8,7 @@ raises `FileError`, whatever is wrong with it.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import math
 import mmap
@@ -32,6 +33,7 @@ try:
 except ImportError:  # slower, otherwise the same
     import gzip  # type: ignore[no-redef]
 
+NNUNET_KEYS = ("probabilities", "softmax")  # arrays with the axes (class, z, y, x)
 EXTENSIONS = (".nii.gz", ".nii", ".npz", ".npy")
 _NIFTI: dict[int, tuple[Any, int, bytes]] = {  # by header size: class, place of the magic bytes, the magic bytes
     348: (Nifti1Header, 344, b"n+1\0"),
@@ -69,6 +71,7 @@ class StoredArray:
     key: str | None = None  # its name inside an .npz file
     order: Literal["C", "F"] = "C"  # in which the file has the values: last axis fastest, or first
     mapping: mmap.mmap | None = None  # None: in memory
+    turned: bool = False  # nnU-Net turned the image to right, front and head, and left the array like that
 
     @property
     def scaled(self) -> bool:
@@ -254,13 +257,31 @@ def _read_npz(path: Path, file: BinaryIO, keys: tuple[str, ...], peek: bool) -> 
     order: Literal["C", "F"] = "F" if fortran else "C"
     if size > member.file_size or member.file_size > _MOST_INFLATION * (member.compress_size + 64):
         _refuse(path, f"array {key!r} announces {size:,} bytes and the archive holds {member.file_size:,}")
+    mapping = None
     if peek:
-        return StoredArray(_no_values(shape, dtype), key=key, order=order)
-    if deflated:
-        return StoredArray(np.ndarray(shape, dtype, _inflate(stream, size), order=order), key=key, order=order)
-    offset, mapping = file.tell(), _map(file)
-    _check_size(path, offset + size, compressed=False)
-    return StoredArray(np.ndarray(shape, dtype, mapping, offset, order=order), key=key, order=order, mapping=mapping)
+        values = _no_values(shape, dtype)
+    elif deflated:
+        values = np.ndarray(shape, dtype, _inflate(stream, size), order=order)
+    else:
+        offset, mapping = file.tell(), _map(file)
+        _check_size(path, offset + size, compressed=False)
+        values = np.ndarray(shape, dtype, mapping, offset, order=order)
+    turned = key in NNUNET_KEYS and _turned_by_nnunet(path)
+    return StoredArray(values, key=key, order=order, mapping=mapping, turned=turned)
+
+
+def _turned_by_nnunet(path: Path) -> bool:
+    """Whether the plans beside a prediction, or above the fold that it validates, read images in turned axes.
+
+    The label map beside the array is turned back; the array is not.
+    """
+    for folder in (path.parent, path.parent.parent.parent):
+        try:
+            plans = json.loads((folder / "plans.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        return isinstance(plans, dict) and plans.get("image_reader_writer") == "NibabelIOWithReorient"
+    return False
 
 
 def _choose(path: Path, members: list[zipfile.ZipInfo], keys: tuple[str, ...]) -> zipfile.ZipInfo:

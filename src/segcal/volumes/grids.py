@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from nibabel.orientations import aff2axcodes
+from nibabel.orientations import aff2axcodes, inv_ornt_aff, io_orientation
 from numpy.typing import NDArray
 
 from segcal.errors import GridError, ShapeError
-from segcal.volumes.arrays import Geometry, StoredArray
+from segcal.volumes.arrays import NNUNET_KEYS, Geometry, StoredArray
 
+_orientation: Any = io_orientation  # nibabel has no types
+_inverse: Any = inv_ornt_aff
 _TIMES = "\N{MULTIPLICATION SIGN}"
-NNUNET_KEYS = ("probabilities", "softmax")  # arrays with the axes (class, z, y, x)
 _SPACING_TOLERANCE = 1e-3  # relative; headers carry rounded voxel sizes
 _AFFINE_TOLERANCE_MM = 1e-2  # the two forms of a NIfTI affine differ by rounding
 
@@ -73,7 +74,8 @@ def fit(
 
     - NIfTI: no class axis, classes last, classes first. Where shapes leave it open, voxel sizes and affine decide.
     - .npy and .npz: no class axis, classes first, classes last; then the same with the axes of space reversed.
-    - The arrays of nnU-Net (.npz, 'probabilities' or 'softmax'), against NIfTI labels: first of all (class, z, y, x).
+    - The arrays of nnU-Net (.npz, 'probabilities' or 'softmax'), against NIfTI labels: first of all (class, z, y, x);
+      of images that nnU-Net turned to right, front and head, these axes turned back, and nothing else.
     """
     targets = _label_readings(label, last_first=predictions[0].geometry is not None)
     for target in targets:
@@ -101,6 +103,12 @@ def arrange(
     if several and classes not in (None, len(predictions)):
         raise ShapeError(f"{case}: {_expected(classes)}; there are {len(predictions)} files of one class each.")
     targets = [] if reference is None else _label_readings(reference, last_first=True)
+    if predictions[0].turned and targets:
+        view = _turn_back(predictions[0], targets[0])
+        if view is None:
+            raise GridError(f"{case}: {_difference(predictions[0], targets[0], alone=False)}")
+        if classes in (None, len(view)):
+            return [view], targets[0].grid(3)
     readings = _readings_of_classes(predictions[0], 1 if several else classes, targets)
     if not readings:
         must = "files of one class each must have the axes of space only" if several else _expected(classes)
@@ -193,6 +201,8 @@ def _squeeze(stored: StoredArray) -> StoredArray:
 
 def _first_fit(prediction: StoredArray, target: Reading, *, alone: bool) -> NDArray[Any] | None:
     """The prediction on the target's grid, by the first reading that lies there; `alone`: as a single class."""
+    if prediction.turned and target.geometry is not None:
+        return _turn_back(prediction, target)
     for reading in _candidates(prediction, target, alone=alone):
         view = _onto(reading, target)
         if view is not None:
@@ -235,6 +245,15 @@ def _onto(reading: Reading, target: Reading) -> NDArray[Any] | None:
         if not (here.bare or there.bare) or not _same_spacing(reading.spacing_mm, target.spacing_mm):
             return None
     return reading.values if reading.shape == target.shape else None
+
+
+def _turn_back(stored: StoredArray, target: Reading) -> NDArray[Any] | None:
+    """nnU-Net's array (class, z, y, x) of an image that it turned to right, front and head, on the image's own grid."""
+    if stored.values.ndim != 4 or target.geometry is None or not target.geometry.affines:
+        return None
+    own = target.geometry.affines[0]
+    turned = own @ _inverse(_orientation(own), target.shape)
+    return _turn(stored.values.transpose(0, 3, 2, 1), turned, target.shape, own)
 
 
 def _turn(

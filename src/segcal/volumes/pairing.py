@@ -20,6 +20,8 @@ _CLASS_FILES = [
     re.compile(form, re.IGNORECASE) for form in (rf"(?P<case>){_NUMBERED}", rf"(?P<case>.+?)[_-]{_NUMBERED}")
 ]
 
+_LEFT_OUT = (".", "crossval_results_folds_")  # hidden; label maps that nnU-Net gathers from its folds
+
 Numbered = tuple[int, Path]  # a file after the number in its name
 Rule = Callable[[Sequence[Numbered]], bool]
 
@@ -215,7 +217,8 @@ def _name_of_single(path: Path, words: str) -> str:
 def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
     """Files in our formats with their stems, by folder: the root and its subfolders, or what lies one level deeper.
 
-    Hidden ones are left out. Links are followed, but no folder is entered twice.
+    Hidden ones are left out, and copies of label maps that nnU-Net makes beside its folds. Links are followed, but no
+    folder is entered twice.
     """
     found: dict[Path, dict[Path, str]] = {}
     level, seen = [root], set()
@@ -227,7 +230,7 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
                 if (place.st_dev, place.st_ino) in seen:
                     continue
                 seen.add((place.st_dev, place.st_ino))
-                entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+                entries = sorted(path for path in folder.iterdir() if not path.name.startswith(_LEFT_OUT))
                 stems = {path: stem for path in entries if (stem := stem_of(path)) and path.is_file()}
                 if stems:
                     found[folder] = stems

@@ -1,9 +1,9 @@
 """Predictions without labels: find them in a folder, read them whole, write other values in their place.
 
 What is written has the format, layout, type, header and compression of what was read, so that whatever read the one
-reads the other. Only where the type cannot express the values (integers that would have to reach beyond their scale)
-is it float32 instead. Opening reads headers only; reading and writing a case takes the memory of its values and of
-the arrays in its files.
+reads the other; or, if that is wanted, arrays become NIfTI images in the place of the label map beside them. Only where
+the type cannot express the values (integers that would have to reach beyond their scale) is it float32 instead. Opening
+reads headers only; reading and writing a case takes the memory of its values and of the arrays in its files.
 """
 
 from __future__ import annotations
@@ -132,6 +132,12 @@ def _reference(files: tuple[Path, ...], case: str) -> Path | None:
     return next((path for end in EXTENSIONS[:2] if (path := files[0].with_name(f"{stem}{end}")).is_file()), None)
 
 
+def places(files: PredictionFiles, root: Path, *, nifti: bool = False) -> list[Path]:
+    """Where a prediction's files lie under `root`; `nifti`: with arrays as .nii.gz."""
+    found = [path.relative_to(root) for path in files.predictions]
+    return [path.with_name(f"{stem_of(path)}.nii.gz") if nifti and is_array(path) else path for path in found]
+
+
 def open_prediction(files: PredictionFiles, *, classes: int | None = None) -> Prediction:
     """The prediction in these files; `ShapeError` where it has not as many `classes` as are asked for.
 
@@ -154,7 +160,7 @@ class Prediction:
         self, files: PredictionFiles, stored: list[StoredArray], reference: StoredArray | None, classes: int | None
     ):
         self.name = files.name
-        self._files = files.predictions
+        self._given, self._files = files, files.predictions
         self._stored = stored  # without values
         self._reference, self._wanted = reference, classes
         views, self.grid = self._arrange(stored)
@@ -176,17 +182,21 @@ class Prediction:
             row += len(source.view)
         return values
 
-    def write(self, values: NDArray[Any], folder: Path, root: Path) -> tuple[Path, ...]:
+    def write(self, values: NDArray[Any], folder: Path, root: Path, *, nifti: bool = False) -> tuple[Path, ...]:
         """Write values (class, x, y, z) to `folder`, at the same place as under `root`; the paths.
 
         Integers are rounded to the steps of their scale; where that cannot express a value, the file becomes float32.
-        Nobody ever sees a part of a file.
+        `nifti`: arrays become NIfTI images (x, y, z, class) of float32, with the header of the reference. Nobody ever
+        sees a part of a file.
         """
-        targets = self._targets(folder, root)
+        targets = self._targets(folder, root, nifti=nifti)
         if values.shape != self._shape:
             raise ShapeError(f"{self.name}: values must have the shape {self._shape}; got {values.shape}.")
+        parts = np.split(values, len(targets))
+        if nifti and is_array(self._files[0]):
+            self._write_on_reference(parts, targets)
+            return targets
         own = self._own_forms()
-        parts = np.split(values, np.cumsum([self._rows] * len(own))[:-1])
         forms = _forms(own, parts)
         new = [
             replace(stored, values=np.empty(stored.values.shape, form.dtype, order=stored.order))
@@ -201,10 +211,18 @@ class Prediction:
                 _write(file, self._files[i], new[i], None if forms[i] == own[i] else forms[i])
         return targets
 
-    @property
-    def _rows(self) -> int:
-        """Classes in each file."""
-        return self.classes // len(self._files)
+    def _write_on_reference(self, parts: Sequence[NDArray[Any]], targets: Sequence[Path]) -> None:
+        reference = self._given.reference
+        if reference is None or self.grid.spacing_mm is None:
+            came = "there is none" if reference is None else f"{reference.name} has another shape"
+            raise FileError(
+                f"{self.name}: a NIfTI image needs a label map of the same name and shape beside the array, which says "
+                f"where the voxels lie, as nnU-Net writes it; {came}."
+            )
+        with _naming(self.name), ExitStack() as stack:
+            for part, target in zip(parts, targets, strict=True):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _write_maps(stack.enter_context(new_file(target)), reference, part)
 
     def _arrange(self, stored: Sequence[StoredArray]) -> tuple[list[NDArray[Any]], Grid]:
         """Views (class, x, y, z) of arrays that are laid out as those in the files."""
@@ -226,7 +244,7 @@ class Prediction:
             for stored, full_scale in zip(self._stored, self._full_scales or [], strict=True)
         ]
 
-    def _targets(self, folder: Path, root: Path) -> tuple[Path, ...]:
+    def _targets(self, folder: Path, root: Path, *, nifti: bool) -> tuple[Path, ...]:
         base = root.parent if root.is_file() else root
         for path in self._files:
             if not path.is_relative_to(base):
@@ -234,7 +252,7 @@ class Prediction:
             target = folder / path.relative_to(base)
             if target.exists() and target.samefile(path):
                 raise ConfigError(f"--out must be another folder than the predictions; it would overwrite {path}.")
-        return tuple(folder / path.relative_to(base) for path in self._files)
+        return tuple(folder / place for place in places(self._given, base, nifti=nifti))
 
 
 @dataclass(frozen=True)
@@ -316,6 +334,20 @@ def _write_nifti(file: BinaryIO, source: Path, values: NDArray[Any], form: _Form
     with gzip_into(file) if compressed else nullcontext(file) as stream:
         stream.write(start)
         _write_numbers(stream, values.T)
+
+
+def _write_maps(file: BinaryIO, reference: Path, values: NDArray[Any]) -> None:
+    """Values (class, x, y, z) as a compressed image (x, y, z, class) in the place of the reference."""
+    header, _, _ = read_nifti_start(reference)
+    header.set_data_shape(np.moveaxis(values, 0, -1).shape)
+    header.set_data_dtype(np.float32)
+    header["pixdim"][4], header["scl_slope"], header["scl_inter"] = 1, 1, 0
+    header["vox_offset"] = len(header.binaryblock) + 4
+    for name in ("cal_min", "cal_max", "intent_code"):  # of labels
+        header[name] = 0
+    with gzip_into(file) as stream:
+        stream.write(header.binaryblock + bytes(4))  # no extensions
+        _write_numbers(stream, np.ascontiguousarray(values.transpose(0, 3, 2, 1), header.get_data_dtype()))
 
 
 def _write_npy(file: BinaryIO, values: NDArray[Any]) -> None:

@@ -1,0 +1,5 @@
+"""What nnU-Net finds here by name: see `segcal.adapters.nnunet`."""
+
+from segcal.adapters.nnunet import nnUNetTrainerHardACE, nnUNetTrainerSoftACE
+
+__all__ = ["nnUNetTrainerHardACE", "nnUNetTrainerSoftACE"]
