@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 PROCESSES ?= 2
-PEERS = lightning nnunet triton
+PEERS = lightning nnunet notebook triton
 
 .PHONY: setup browser demo test test-adapters lint bench clean
 

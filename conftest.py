@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 _PEERS = {
+    "nbclient": ["tests/adapters/test_notebook.py"],
     "lightning": ["src/segcal/adapters/lightning.py", "tests/adapters/test_lightning.py"],
     "nnunetv2": [
         "src/segcal/adapters/nnunet.py",

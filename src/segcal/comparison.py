@@ -103,6 +103,11 @@ class Comparison:
     def _index(self) -> dict[tuple[str, ...], Entry]:
         return {entry[:5]: entry for entry in self.entries}
 
+    def __repr__(self) -> str:
+        """One line, rather than pages of entries."""
+        classes = ", ".join(self.classes)
+        return f"Comparison({', '.join(self.methods)}; {self.cases} cases; {classes}; {self.bins} bins)"
+
     def _repr_html_(self) -> str:
         """Its tables over classes, and what must be known to read them, in a notebook."""
         from html import escape

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -44,6 +44,15 @@ class Processes:
         everyone: list[T] = [mine] * self.world
         distributed.all_gather_object(everyone, mine)
         return everyone
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What the first process makes, everywhere; the others need not see its files."""
+        if self.world == 1:
+            return make()
+        made: list[Any] = [make() if self.first else None]
+        distributed.broadcast_object_list(made, 0)
+        found: T = made[0]
+        return found
 
     def mean(self, values: Tensor) -> Tensor:
         """The average over processes."""

@@ -182,6 +182,10 @@ class Evaluation:
             if (row.cases, row.label) == (cases, "mean")
         }
 
+    def __repr__(self) -> str:
+        """One line, rather than pages of sums."""
+        return f"Evaluation({len(self.cases)} cases; {', '.join(self.classes)}; {self.bins} bins)"
+
     def _repr_html_(self) -> str:
         """Its summary, in a notebook."""
         from segcal.tables import summary_table, to_html

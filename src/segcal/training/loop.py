@@ -72,7 +72,7 @@ def train(
     with processes() as team, locked(folder / ".lock", folder) if team.first else nullcontext():
         if team.first:
             _claim(folder, config, dataset, split, say)
-        team.wait()  # until the first has looked at the folder
+        _check_alike(team.gather((config.hash, split)))  # once the first has looked at the folder
         log = Log(folder, loggers=loggers, say=say)
         return _Training(config, folder, dataset, split, store, team, log).run(progress)
 
@@ -96,6 +96,17 @@ def _claim(folder: Path, config: RunConfig, dataset: Dataset, split: Split, say:
     config.save(path)
     versions = {"segcal": segcal.__version__, "torch": torch.__version__, "python": platform.python_version()}
     write_whole(folder / "versions.json", json.dumps(versions, indent=2).encode())
+
+
+def _check_alike(told: Sequence[tuple[str, Split]]) -> None:
+    """All processes must train the same: on other machines they have commands, and perhaps data, of their own."""
+    for rank, (settings, split) in enumerate(told):
+        what = "settings" if settings != told[0][0] else "split" if split != told[0][1] else None
+        if what is not None:
+            raise ConfigError(
+                f"every process must have the {what} of the first; process {rank} has others. Give all of them the "
+                "same command and the same data."
+            )
 
 
 def _difference(a: RunConfig, b: RunConfig) -> str:
@@ -243,9 +254,10 @@ class _Training:
     def _resume(self) -> int:
         """Take up the last checkpoint, if there is one; the epochs done."""
         path = self.folder / LAST
-        if not path.exists():
+        # Read to the CPU; each process brings it to its own device.
+        content = self.team.from_first(lambda: load_checkpoint(path) if path.exists() else None)
+        if content is None:
             return 0
-        content = load_checkpoint(path, self.team.device)
         try:
             self.network.load_state_dict(content["network"])
             self.optimizer.load_state_dict(content["optimizer"])
