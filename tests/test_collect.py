@@ -305,7 +305,13 @@ ONE_HOT = oracle.one_hot(MAP, 3)
         (with_value(THREE, (1, 0, 2, 3), torch.nan), MAP, {}, RangeError, r"case 1, class 0 contains NaN.*by mask"),
         (THREE, MAP, {"bins": 5, "binning": Binning(5)}, ConfigError, r"bins or a binning, not both"),
         (THREE, MAP, {"bins": 0}, ConfigError, r"bins must be a whole number from 1 to 100000; got 0"),
-        (THREE, MAP, {"backend": "cuda"}, ConfigError, r"backend must be one of 'torch', 'numba', 'triton'; got 'cuda'"),
+        (
+            THREE,
+            MAP,
+            {"backend": "cuda"},
+            ConfigError,
+            r"backend must be one of 'torch', 'numba', 'triton'; got 'cuda'",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_its_value_and_place(probabilities, labels, options, error, message, backend):
