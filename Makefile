@@ -5,7 +5,7 @@ READY = .venv/ready
 PROCESSES ?= 2
 PEERS = lightning nnunet notebook triton
 
-.PHONY: setup browser demo test test-adapters lint bench clean
+.PHONY: setup browser demo test test-adapters docs wheel lint bench clean
 
 setup: $(READY)
 
@@ -29,7 +29,7 @@ test: setup browser
 # With clusters and frameworks of others, which take their time; the heaviest have environments of their own.
 test-adapters: setup $(PEERS:%=.peers/%/ready)
 	$(BIN)/python -m pytest -m peers tests/adapters
-	for peer in $(PEERS); do .peers/$$peer/bin/python -m pytest -m peers tests/adapters/test_$$peer.py || exit 1; done
+	for peer in $(PEERS); do .peers/$$peer/bin/python -m pytest -m peers tests/adapters/test_$$peer*.py || exit 1; done
 
 .peers/%/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .peers/$*
@@ -37,6 +37,23 @@ test-adapters: setup $(PEERS:%=.peers/%/ready)
 	[ $* != nnunet ] || .peers/$*/bin/python -c "import torchvision" 2>/dev/null || \
 		.peers/$*/bin/pip install --quiet --no-deps torchvision==0.16.2 # built for CUDA; this one imports without
 	touch $@
+
+# The site, in build/site; then every block of code in it, but those marked with a reason.
+docs: .peers/docs/ready
+	NO_MKDOCS_2_WARNING=1 .peers/docs/bin/mkdocs build --strict
+	OMP_NUM_THREADS=1 .peers/docs/bin/python -m pytest -m peers tests/docs
+
+# The distribution, tried in environments that have nothing else.
+wheel:
+	rm -rf dist .peers/build .peers/wheel
+	$(PYTHON) -m venv .peers/build
+	.peers/build/bin/pip install --quiet build
+	.peers/build/bin/python -m build --outdir dist . >/dev/null
+	$(PYTHON) -m venv .peers/wheel
+	.peers/wheel/bin/pip install --quiet --constraint constraints.txt dist/*.whl
+	cd dist && ../.peers/wheel/bin/python ../tests/smoke.py
+	.peers/wheel/bin/pip install --quiet --constraint constraints.txt "$$(ls dist/*.whl)[train]"
+	cd dist && ../.peers/wheel/bin/python ../tests/smoke.py train
 
 lint: setup
 	$(BIN)/ruff check .
@@ -50,5 +67,5 @@ bench: setup
 	$(BIN)/python benchmarks/calibrate.py --largest 100000000
 
 clean:
-	rm -rf .venv .peers build src/*.egg-info
+	rm -rf .venv .peers build dist src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

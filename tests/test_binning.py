@@ -160,3 +160,11 @@ def test_a_binning_is_a_value():
 def test_a_binning_that_cannot_be_is_refused_with_its_value(options, message):
     with pytest.raises(ConfigError, match=message):
         Binning(**options)
+
+
+@pytest.mark.parametrize(
+    "option", [{"bandwidth": "1", "kernel": "gaussian"}, {"empty_below": "0"}, {"empty_below": None}]
+)
+def test_numbers_of_a_wrong_type_are_refused(option):
+    with pytest.raises(ConfigError, match=r"(bandwidth must lie in|empty_below must be a number)"):
+        Binning(**option)

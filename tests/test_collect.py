@@ -323,3 +323,27 @@ def test_numba_on_another_device_is_refused():
     meta = torch.zeros(1, 2, 4, device="meta")
     with pytest.raises(ConfigError, match=r"backend='numba' works on the CPU; the inputs are on meta"):
         bin_statistics(meta, meta[:, 0], backend="numba")
+
+
+def test_what_is_no_tensor_is_refused_with_a_hint():
+    probabilities, labels = torch.rand(1, 2, 3), torch.ones(1, 3).long()
+    for inputs, truth, mask, name in (
+        (probabilities.numpy(), labels, None, "logits or probabilities"),
+        (probabilities, labels.numpy(), None, "labels"),
+        (probabilities, labels, labels.numpy(), "mask"),
+    ):
+        message = rf"{name} must be a torch tensor; got numpy\.ndarray\. Pass torch\.from_numpy"
+        with pytest.raises(ShapeError, match=message):
+            bin_statistics(inputs, truth, mask=mask)
+    with pytest.raises(ShapeError, match=r"must be a torch tensor; got builtins\.list\."):
+        bin_statistics([[[0.5]]], labels)
+    with pytest.raises(ShapeError, match=r"must be a dense tensor"):
+        bin_statistics(probabilities.to_sparse(), labels)
+    with pytest.raises(LabelError, match=r"must be real numbers"):
+        bin_statistics(probabilities, labels.to(torch.complex64))
+
+
+@pytest.mark.parametrize("options", [{"binning": 20}, {"bins": "20"}, {"ignore_index": "1"}, {"ignore_index": 1.5}])
+def test_options_of_a_wrong_type_are_refused(options):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} must be a"):
+        bin_statistics(torch.rand(1, 2, 3), torch.ones(1, 3).long(), **options)

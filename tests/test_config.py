@@ -268,3 +268,21 @@ def test_a_patch_that_the_network_cannot_halve_is_refused_with_the_nearest(tmp_p
     found = config(changes=["network.options.blocks_down=[1, 1, 1]", "data.patch=[10, 8, 16]"]).resolved(dataset)
     with pytest.raises(ConfigError, match=r"data\.patch must be divisible by \[4, 4, 4\].*nearest is \[8, 8, 16\]"):
         build_network(found, dataset)
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000 + "]" * 5000, "seed = " + "9" * 5000])
+def test_a_file_that_overwhelms_the_parser_is_refused_in_a_sentence(tmp_path, text):
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.toml must be TOML; "):
+        make_config(file=tmp_path / "run.toml")
+
+
+def test_a_change_that_overwhelms_the_parser_is_text():
+    with pytest.raises(ConfigError, match="seed: should be a valid integer"):
+        make_config(dataset="phantom", root="x", changes=["seed=" + "[" * 5000])
+
+
+@pytest.mark.parametrize("value", ["nan", "[1, inf]", "{ a = nan }", "1979-05-27"])
+def test_an_option_that_would_not_read_back_as_the_same_is_refused(value):
+    with pytest.raises(ConfigError, match=r"network\.options: must consist of words, finite numbers and lists"):
+        make_config(dataset="phantom", root="x", changes=[f"network.options.act={value}"])

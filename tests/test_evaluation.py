@@ -1,6 +1,7 @@
 """An evaluation's numbers follow from its sums; it survives saving, joining and cutting."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -131,4 +132,25 @@ def test_a_file_that_is_no_evaluation_is_refused_in_a_sentence(tmp_path, damage)
     else:
         path.write_bytes({"empty": b"", "text": b"hello", "cut": content[: len(content) // 2]}[damage])
     with pytest.raises(SegcalError, match="segcal evaluation 1"):
+        Evaluation.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("statistics_count", lambda array: array * np.nan, "statistics_count must be finite numbers of at least 0"),
+        ("statistics_count", lambda array: array - 1e9, "statistics_count must be finite numbers of at least 0"),
+        ("overlap_true", lambda array: array.astype(complex), "overlap_true must be real numbers"),
+        ("header", lambda text: np.array(re.sub(r'"fine_bins": \d+', '"fine_bins": 1e999', str(text))), "infinity"),
+        ("header", lambda text: np.array(re.sub(r'"cases": \[', '"cases": [null, ', str(text))), "list of texts"),
+    ],
+)
+def test_a_file_with_senseless_content_is_refused_in_a_sentence(tmp_path, name, change, message):
+    path = tmp_path / "evaluation.npz"
+    make()[0].save(path)
+    with np.load(path) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    arrays[name] = change(arrays[name])
+    np.savez(path, **arrays)
+    with pytest.raises(SegcalError, match=rf"evaluation\.npz must hold the sums of an evaluation; .*{message}"):
         Evaluation.load(path)

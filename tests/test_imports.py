@@ -16,7 +16,7 @@ PACKAGE = Path(segcal.__file__).parent
 
 # Each layer may import itself and the layers before it; layers of one line stand side by side.
 LAYERS: list[dict[str, set[str]]] = [
-    {"spine": {"errors", "files", "binning", "statistics", "collect", "kernels"}},
+    {"spine": {"errors", "parsing", "files", "binning", "statistics", "collect", "kernels"}},
     {"numbers": {"metrics", "overlap", "regions", "intervals", "diagrams"}},
     {
         "learning": {"losses", "scaling"},

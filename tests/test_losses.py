@@ -493,3 +493,20 @@ def test_class_weights_must_fit_the_classes(loss):
 def test_logits_given_as_probabilities_are_refused(backend):
     with pytest.raises(RangeError, match=r"case 0, class 1 reaches 2\.5\. If these are logits"):
         ACELoss(activation="none", backend=backend)(torch.tensor([[[0.5], [2.5]]]), torch.tensor([[0]]))
+
+
+@pytest.mark.parametrize("loss", [ACELoss(), SegmentationLoss()])
+def test_arrays_that_are_no_tensors_are_refused_with_a_hint(loss):
+    logits, labels = torch.randn(1, 2, 4), torch.ones(1, 4).long()
+    array, map_array = logits.numpy(), labels.numpy()
+    for inputs, truth in ((array, labels), (logits, map_array), ([array], labels), ([logits], map_array)):
+        with pytest.raises(ShapeError, match=r"must be a torch tensor; got numpy\.ndarray\. Pass torch\.from_numpy"):
+            loss(inputs, truth)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dice": "1"}, {"ace": None}, {"class_weights": "ab"}, {"binning": 20}, {"ignore_index": 0.5}]
+)
+def test_options_of_a_wrong_type_are_refused(options):
+    with pytest.raises(ConfigError, match="must be a"):
+        SegmentationLoss(**options)

@@ -102,3 +102,22 @@ def test_wrong_name_files_are_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ConfigError):
         read_class_names(str(path))
+
+
+def test_files_that_overwhelm_the_parser_are_refused_in_a_sentence(tmp_path):
+    deep, file = "[" * 100_000 + "]" * 100_000, tmp_path / "regions.toml"
+    file.write_text(f"x = {deep}")
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_regions(str(file))
+    file = tmp_path / "dataset.json"
+    file.write_text(deep)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_class_names(str(file))
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "\N{SUPERSCRIPT TWO}"])
+def test_a_label_value_that_is_no_number_is_refused(tmp_path, value):
+    file = tmp_path / "dataset.json"
+    file.write_text(f'{{"labels": {{"0": "background", "{value}": "x"}}}}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="class names must be a,b,c"):
+        read_class_names(str(file))

@@ -282,3 +282,14 @@ def test_soft_bins_cannot_be_rebinned_and_the_error_says_why(kernel):
 def test_adding_something_else_is_a_type_error(two_cases):
     with pytest.raises(TypeError):
         two_cases + 1
+
+
+@pytest.mark.parametrize("bins", [2.0, "2", None, True])
+def test_bins_of_a_wrong_type_are_refused(bins):
+    with pytest.raises(ConfigError, match=r"bins must divide 4; got"):
+        BinStatistics(*three(1, 1, 4), Binning(4)).rebin(bins)
+
+
+def test_a_bound_beyond_all_counts_leaves_every_bin_empty():
+    stats = BinStatistics(*[torch.ones(1, 1, 4, dtype=torch.float64)] * 3, Binning(4, empty_below=10**40))
+    assert not stats.occupied.any()

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from segcal.errors import ConfigError, one_of
+from segcal.errors import ConfigError, is_number, one_of
 
 Kernel = Literal["hard", "triangular", "gaussian", "bspline"]
 MOST_BINS = 100_000  # a float32 times this is still exact in float64
@@ -73,14 +73,14 @@ class Binning:
         if self.bandwidth is not None:
             if self.kernel != "gaussian":
                 raise ConfigError(f"bandwidth belongs to kernel='gaussian'; got kernel={self.kernel!r}. Leave it out.")
-            if not SMALLEST_BANDWIDTH <= self.bandwidth <= LARGEST_BANDWIDTH:
+            if not (is_number(self.bandwidth) and SMALLEST_BANDWIDTH <= self.bandwidth <= LARGEST_BANDWIDTH):
                 raise ConfigError(
                     f"bandwidth must lie in [{SMALLEST_BANDWIDTH}, {LARGEST_BANDWIDTH}] bin widths; "
                     f"got {self.bandwidth!r}. Near 0 use kernel='hard'."
                 )
         if self.closed == "right" and self.kernel != "hard":
             raise ConfigError(f"closed='right' belongs to kernel='hard'; got kernel={self.kernel!r}. Leave it out.")
-        if not (math.isfinite(self.empty_below) and self.empty_below >= 0):
+        if not (is_number(self.empty_below) and self.empty_below >= 0):
             raise ConfigError(f"empty_below must be a number of at least 0; got {self.empty_below!r}.")
 
     @property

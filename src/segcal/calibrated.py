@@ -85,12 +85,27 @@ def calibrated_slabs(
     Values are what they were in the file, logits or probabilities. Those of spatial calibrators come at once.
     """
     orientation = orientation_of(case.grid.affine)
-    for values, labels in [_whole(case)] if calibrator.spatial else case.slabs(slab_voxels(case)):
+    for values, labels in [_whole(case)] if calibrator.spatial else case.slabs(slab_voxels(case.classes)):
         logits = as_logits(values, options)
         if calibrator.spatial:
             logits = logits.reshape(-1, *_shape(case))
         result = transform_volume(calibrator, logits, orientation).flatten(1)
         yield as_stored(result, options), labels, values if calibrator.keeps_decisions else None
+
+
+def calibrated(calibrator: Calibrator, values: Array, options: Options, orientation: Array) -> Array:
+    """Calibrated values (class, x, y, z) of logits or probabilities, in their place where no neighbours are looked at.
+
+    Of a large map there may be no room for several of them.
+    """
+    if calibrator.spatial:
+        return as_stored(transform_volume(calibrator, as_logits(values, options), orientation), options)
+    flat = values.reshape(len(values), -1)
+    step = slab_voxels(len(flat))
+    for start in range(0, flat.shape[1], step):
+        part = flat[:, start : start + step]
+        part[...] = as_stored(calibrator.transform(as_logits(part, options)), options)
+    return flat.reshape(values.shape)
 
 
 def _whole(case: Case) -> tuple[Array, Array]:
@@ -112,7 +127,7 @@ class FolderCase:
 
     def slabs(self) -> Iterator[tuple[Tensor, Tensor]]:
         with open_case(self.files) as case:
-            for values, labels in case.slabs(slab_voxels(case)):
+            for values, labels in case.slabs(slab_voxels(case.classes)):
                 yield self._counted(values, labels, counted_voxels(labels, self.options))
 
     def volume(self) -> tuple[Tensor, Tensor, Tensor | None]:

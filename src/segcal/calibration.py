@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from segcal.calibrated import (
     FolderCase,
     activation_of,
-    as_logits,
-    as_stored,
+    calibrated,
     check_fits,
     orientation_of,
-    transform_volume,
 )
 from segcal.cohort import open_cohort
 from segcal.errors import ConfigError, SegcalError
 from segcal.evaluation import Evaluation
+from segcal.files import locked, make_folder
 from segcal.intervals import patients_of
 from segcal.measure import CaseSums, Options, measure_case, stamp
 from segcal.results import Failure, MapJob, Maps, make_maps, stack_cases
@@ -93,6 +92,18 @@ def fit_calibrator(
             f"neighbours; fit {method} without dilations."
         )
     groups = _folds([files.name for files in pairing.cases], patients, folds, seed)
+    out = Path(out)
+    if out.is_dir():
+        raise ConfigError(f"--out must be a file, as calibrator.json; {out} is a folder.")
+    make_folder(out.parent)
+    with locked(out.with_name(f".{out.name}.lock"), out):
+        return _fit(blank, options, pairing, groups, out, progress)
+
+
+def _fit(
+    blank: Calibrator, options: Options, pairing: Pairing, groups: list[list[str]], out: Path, progress: Progress
+) -> Fitted:
+    """Measure all cases, fit without each group and measure it again, fit to all, and write that."""
     steps = _Steps(progress, len(pairing.cases) * (2 if groups else 1) + len(groups) + 1)
     before, failures = _measured(pairing.cases, options, steps)
     if not before:
@@ -243,9 +254,8 @@ def apply_calibrator(
     def job(files: PredictionFiles) -> MapJob:
         def make() -> None:
             prediction = open_prediction(files, classes=fitted.classes)
-            values = as_logits(prediction.read(), options)
-            result = transform_volume(fitted, values, orientation_of(prediction.grid.affine))
-            prediction.write(as_stored(result, options), out, root, nifti=nifti)
+            values = calibrated(fitted, prediction.read(), options, orientation_of(prediction.grid.affine))
+            prediction.write(values, out, root, nifti=nifti)
 
         key = repr((mark, logits, [stamp(path) for path in files.predictions]))
         return MapJob(files.name, key, [out / place for place in places(files, root, nifti=nifti)], make)

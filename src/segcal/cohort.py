@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 import segcal
 from segcal.errors import ConfigError, SegcalError
-from segcal.measure import CaseSums, Options, measure_case, stamp
+from segcal.files import WriteError
+from segcal.measure import CaseSums, Options, measure_case, stamp, unchanged
 from segcal.regions import read_class_names, read_ignored, read_regions
 from segcal.results import Failure, Outcome, Spread, crashed, keep_only, open_parts, stack_cases, write_results
 from segcal.volumes import CaseFiles, Pairing, pair_cases
@@ -240,10 +241,13 @@ def _start_worker(threads: int) -> None:
 
 
 def _measure_to(files: CaseFiles, options: Options, path: Path, *, threads: int | None = None) -> Failure | None:
+    sources = (*files.predictions, files.label)
     try:
-        measure_case(files, options, threads=threads or _threads).save(
-            path, files.name, (*files.predictions, files.label)
-        )
+        with unchanged(sources):
+            sums = measure_case(files, options, threads=threads or _threads)
+        sums.save(path, files.name, sources)
+    except WriteError:  # it would be the same for every case
+        raise
     except SegcalError as error:
         return Failure(files.name, type(error).__name__, str(error))
     except (OSError, MemoryError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ def bin_statistics(
     """
     if bins is not None and binning is not None:
         raise ConfigError("give bins or a binning, not both; Binning(bins=..., kernel=...) holds the bins.")
-    binning = binning or Binning(bins=20 if bins is None else bins)
+    binning = check_binning(binning) or Binning(bins=20 if bins is None else bins)
     voxels = read_voxels(probabilities, labels, mask=mask, ignore_index=ignore_index)
     stats, _ = sums_of(voxels, binning=binning, activation="none", classes=False, backend=backend)
     assert stats is not None  # a binning was given
@@ -54,6 +55,20 @@ def bin_statistics(
             f"Look for overflow in the network (half precision?), or exclude such voxels by mask."
         )
     return stats
+
+
+def check_binning(binning: Binning | None) -> Binning | None:
+    """The binning; ConfigError where it is something else, such as a number of bins."""
+    if binning is not None and not isinstance(binning, Binning):
+        raise ConfigError(f"binning must be a Binning, as Binning(bins=20); got {binning!r}.")
+    return binning
+
+
+def check_ignored(ignore_index: int | None) -> int | None:
+    """The label that is left out; ConfigError where it is no whole number."""
+    if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral)):
+        raise ConfigError(f"ignore_index must be a whole number; got {ignore_index!r}.")
+    return ignore_index
 
 
 class Voxels(NamedTuple):
@@ -71,7 +86,7 @@ def read_voxels(
 
     Half precision is widened to float32 (which is exact). Values are checked later, where they are read anyway.
     """
-    inputs, labels = _plain(inputs), _plain(labels)
+    inputs, labels = plain("logits or probabilities", inputs), plain("labels", labels)
     if not inputs.is_floating_point():
         raise ShapeError(
             f"logits or probabilities must be floating point; got {inputs.dtype}. Convert or rescale them."
@@ -85,6 +100,7 @@ def read_voxels(
     if classes == 0:
         raise ShapeError(f"there must be at least one class; got {tuple(inputs.shape)}.")
     per_class = _per_class(inputs, labels)
+    check_ignored(ignore_index)
     if ignore_index is not None:
         if per_class and classes > 1:
             raise LabelError(
@@ -93,7 +109,7 @@ def read_voxels(
         keep = _differs(labels, ignore_index).reshape(cases, voxels)
     labels = _label_dtype(labels).reshape(cases, classes if per_class else 1, voxels)
     if mask is not None:
-        mask = _plain(mask)
+        mask = plain("mask", mask)
         if tuple(mask.shape) not in ((cases, *space), (cases, 1, *space)):
             raise ShapeError(
                 f"mask must be (case, ...) or (case, 1, ...) on the same grid; got {tuple(mask.shape)} for "
@@ -141,8 +157,17 @@ def pick_backend(inputs: Tensor, backend: str | None) -> str:
     return backend
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor itself, without a subclass such as MONAI's MetaTensor, which would follow every operation."""
+def plain(name: str, tensor: Tensor) -> Tensor:
+    """The tensor itself, without a subclass such as MONAI's MetaTensor, which would follow every operation.
+
+    What is no tensor is refused by its name, as its caller knows it.
+    """
+    if not isinstance(tensor, Tensor):
+        kind = type(tensor)
+        hint = " Pass torch.from_numpy(array)." if kind.__module__ == "numpy" else ""
+        raise ShapeError(f"{name} must be a torch tensor; got {kind.__module__}.{kind.__qualname__}.{hint}")
+    if tensor.layout != torch.strided:
+        raise ShapeError(f"{name} must be a dense tensor; got {tensor.layout}. Pass {name}.to_dense().")
     return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
 
 
@@ -177,4 +202,6 @@ def _label_dtype(labels: Tensor) -> Tensor:
         return labels.view(torch.uint8)
     if labels.is_floating_point():
         return labels.float()
+    if labels.is_complex():
+        raise LabelError(f"labels must be real numbers; got {labels.dtype}.")
     return labels.to(torch.int16 if labels.dtype == torch.int8 else torch.int64)

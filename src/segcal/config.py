@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib.resources.abc import Traversable
@@ -18,13 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from segcal.binning import MOST_BINS, Binning, Kernel
 from segcal.datasets import Dataset
-from segcal.errors import ConfigError, FileError, one_of
+from segcal.errors import ConfigError, FileError, is_number, one_of
 from segcal.files import write_whole
 from segcal.losses import AbsentClasses, EmptyBins, SegmentationLoss
+from segcal.parsing import parse_toml
 
 Voxels = Annotated[int, Field(ge=1)]
 Triple = tuple[Voxels, Voxels, Voxels]
@@ -38,6 +38,20 @@ def _ordered(window: tuple[float, float]) -> tuple[float, float]:
 
 
 Window = Annotated[tuple[float, float], AfterValidator(_ordered)]
+
+
+def _plain(content: Any) -> Any:
+    """The content, if it reads back as the same once it is written: no NaN, no dates."""
+    if isinstance(content, dict):
+        return {key: _plain(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(value) for value in content]
+    if not (isinstance(content, (str, bool, int)) or is_number(content)):
+        raise ValueError(f"must consist of words, finite numbers and lists of them, not of {content!r}")
+    return content
+
+
+Settings = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 class Section(BaseModel):
@@ -80,11 +94,23 @@ PAPER_NETWORK: dict[str, Any] = {
 }
 
 
+FETCHING = ("weights", "path_or_repo_id", "filename")
+"""Arguments by which networks of MONAI load files from elsewhere, beside those that begin with pretrained."""
+
+
 class NetworkConfig(Section):
     """A network of `monai.networks.nets` by name, and its arguments; those of the paper's network are its defaults."""
 
     name: str = "SegResNetDS"
-    options: dict[str, Any] = Field(default_factory=lambda: dict(PAPER_NETWORK))
+    options: Settings = Field(default_factory=lambda: dict(PAPER_NETWORK))
+
+    @field_validator("options")
+    @classmethod
+    def _fetches_nothing(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for key in options:
+            if key.startswith("pretrained") or key in FETCHING:
+                raise ValueError(f"must not fetch weights, as {key!r} does")
+        return options
 
     @model_validator(mode="before")
     @classmethod
@@ -271,10 +297,10 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
 def read_toml(path: Traversable) -> dict[str, Any]:
     """The content of a file of settings."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"{path} must be a configuration file; {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} must be TOML; {error}.") from error
 
 
@@ -294,8 +320,8 @@ def _change(text: str) -> dict[str, Any]:
     if key == "method":
         raise ConfigError("the method must be given with --method, which sets the loss, too; got --set method.")
     try:
-        read: Any = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        read: Any = parse_toml(f"value = {value}")["value"]
+    except ValueError:
         read = value
     for part in reversed(key.split(".")):
         read = {part: read}

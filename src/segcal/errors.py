@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
+
+LONGEST = 1000  # signs of a message; more is a file's content
+
 
 class SegcalError(ValueError):
-    """Any refusal of segcal; catch this to catch them all."""
+    """Any refusal of segcal; catch this to catch them all.
+
+    Its message is one line that any terminal shows, whatever names and values from files it repeats.
+
+    >>> print(SegcalError("the name must be one line; got " + chr(10)))
+    the name must be one line; got \\n
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_one_line(str(message)))
+
+
+def _one_line(text: str) -> str:
+    """The text with what cannot be shown escaped, and without its middle where it is too long."""
+    if len(text) > LONGEST:
+        half = LONGEST // 2
+        text = f"{text[:half]} [...] {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 class ConfigError(SegcalError):
@@ -29,6 +53,20 @@ class FileError(SegcalError):
 
 class GridError(SegcalError):
     """Probabilities and labels that do not lie on one grid of voxels."""
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite real number, of Python or of numpy; a truth value is none.
+
+    >>> is_number(0.5), is_number("0.5"), is_number(True), is_number(math.nan)
+    (True, False, False, False)
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...], *, hint: str = "") -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -224,21 +225,21 @@ class Evaluation:
         """Read what `save` wrote."""
         header, arrays = read_npz(path, kind=FORMAT)
         try:
-            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            tensors = {name: _sums(name, array) for name, array in arrays.items()}
             binning = Binning(int(header["fine_bins"]))
             return Evaluation(
                 statistics=_statistics(tensors, "statistics", binning),
                 overlap=OverlapCounts(**{name: tensors[f"overlap_{name}"] for name in OverlapCounts.names()}),
                 scores=ScoreSums(**{name: tensors[f"scores_{name}"] for name in ScoreSums.names()}),
                 top_label=_statistics(tensors, "top_label", binning) if header["top_label"] else None,
-                cases=tuple(header["cases"]),
-                classes=tuple(header["classes"]),
+                cases=_names(header["cases"]),
+                classes=_names(header["classes"]),
                 has_background=bool(header["has_background"]),
                 bins=int(header["bins"]),
                 provenance=header["provenance"],
             )
-        except (ValueError, LookupError, TypeError, RuntimeError) as error:
-            raise SegcalError(f"{path} must hold the sums of an evaluation; {error}.") from error
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+            raise SegcalError(f"{path} must hold the sums of an evaluation; {str(error).rstrip('.')}.") from error
 
 
 def _calibration(fine: BinStatistics, bins: int) -> dict[str, Tensor]:
@@ -263,6 +264,22 @@ def _macro_row(which: str, name: str, metric: str, values: Tensor) -> Row:
     number = len(known)
     std = known.std().item() if number > 1 else math.nan
     return Row(which, "macro", name, metric, known.mean().item() if number else math.nan, std, number)
+
+
+def _sums(name: str, array: np.ndarray[Any, Any]) -> Tensor:
+    """An array of a file as float64 sums. Scores may be infinite, or below 0 by rounding; others may not."""
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{name} must be real numbers; they are {array.dtype}")
+    sums = array.astype(np.float64)
+    if not name.startswith("scores") and not ((sums >= 0) & (sums < 2**60)).all():
+        raise ValueError(f"{name} must be finite numbers of at least 0")
+    return torch.from_numpy(sums)
+
+
+def _names(names: object) -> tuple[str, ...]:
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"names must be a list of texts; got {names!r}")
+    return tuple(names)
 
 
 def _statistics(tensors: dict[str, Tensor], kind: str, binning: Binning) -> BinStatistics:

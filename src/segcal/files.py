@@ -3,38 +3,110 @@
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import io
 import json
 import os
 import re
+import tempfile
 import uuid
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 
 from segcal.errors import ConfigError, SegcalError
 
+_MARK = re.compile(r"[0-9a-f]{32}")
+
+
+class WriteError(OSError):
+    """A file or folder that cannot be written, and why."""
+
+    def __init__(self, number: int, reason: str, path: str) -> None:
+        OSError.__init__(self, number, reason, path)
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written: {self.strerror}."
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses meanwhile is a WriteError with this name; by itself it would often have none."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(error.errno or errno.EIO, error.strerror or str(error), os.fspath(path)) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, unless it is there, and see that files can be made in it, before there is work to lose."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that has its name only once it is whole, with the permissions that any new file gets."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    """A file to write that has its name only once it is whole, with the permissions that any new file gets.
+
+    Until then it is .NAME.MARK. A process that is killed leaves it like that, for the next that writes NAME to remove.
+    """
+    with writing(path):
+        _remove_left(path)
+        partial, opened = _open_partial(path)
+        try:
+            with opened as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def _open_partial(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside `path`, locked, which tells others that its writer lives."""
+    while True:
+        partial = path.with_name(f"{_partial_start(path)}{uuid.uuid4().hex}")
+        file = partial.open("xb")
+        with suppress(OSError):  # without locks here, nobody removes anything either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if _is_at(file, partial):  # else another process took it for left behind before it was locked
+            return partial, file
+        file.close()
+
+
+def _partial_start(path: Path) -> str:
+    """What names of files that are to become `path` begin with; a name has room for 255 bytes, mark included."""
+    return f".{path.name.encode(errors='surrogateescape')[:200].decode(errors='ignore')}."
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what processes that died while they wrote this file have left."""
+    start = _partial_start(path)
+    for name in os.listdir(path.parent):
+        if name.startswith(start) and _MARK.fullmatch(name, len(start)):
+            with suppress(OSError), path.with_name(name).open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.with_name(name).unlink()
+
+
+def _is_at(file: IO[Any], path: Path) -> bool:
+    """Whether the open file is the one that has this name now."""
     try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
@@ -76,40 +148,47 @@ def _read(
                 if header["format"] != kind:
                     raise ValueError(f"its format is {header['format']!r}")
                 return header, arrays(content)
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            EOFError,
-            AttributeError,
-            RuntimeError,  # a damaged zip may claim to be encrypted, or of a later version
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
-            reason = str(error).split(". ")[0].rstrip(".")  # numpy goes on to advise unpickling
+        except Exception as error:  # numpy, zipfile and zlib raise a dozen kinds for a damaged file
+            reason = str(error).split(". ")[0].rstrip(".") or type(error).__name__  # numpy goes on to advise unpickling
             raise SegcalError(f"{path} must be a file of the format {kind!r}; {reason}.") from error
 
 
 @contextmanager
 def locked(path: Path, folder: Path) -> Iterator[None]:
     """Hold the lock file at `path`, so that two processes never write `folder` at once; it ends with the process."""
-    with path.open("w") as file:
+    with _lock(path, folder) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"{folder} is being written by another process; wait for it, or choose another --out."
-            ) from error
-        yield
+            yield
+        finally:
+            if _is_at(file, path):
+                path.unlink(missing_ok=True)
+
+
+def _lock(path: Path, folder: Path) -> IO[str]:
+    while True:
+        with writing(folder):
+            file = path.open("w")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.close()
+                raise ConfigError(
+                    f"{folder} is being written by another process; wait for it, or choose another --out."
+                ) from error
+            except BaseException:
+                file.close()
+                raise
+            if _is_at(file, path):  # else its holder ended, and removed it, since we opened it
+                return file
+            file.close()
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as CSV, a line each."""
+    """A table as CSV, a line each; a carriage return, which would end a line for some readers, is written as \\r."""
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows([x.replace("\r", "\\r") if isinstance(x, str) else x for x in row] for row in rows)
     return content.getvalue()
 
 

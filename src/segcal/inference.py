@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from segcal.datasets import DataCase, Dataset
 from segcal.distributed import Processes
 from segcal.errors import ConfigError
 from segcal.evaluation import Evaluation
-from segcal.measure import CaseSums, Options, measure_voxels
+from segcal.measure import CaseSums, Options, measure_voxels, slab_voxels
 from segcal.prepare import PreparedStore
 from segcal.results import stack_cases
 
@@ -75,6 +77,17 @@ def predict_logits(network: nn.Module, image: Tensor, config: RunConfig, device:
     return torch.as_tensor(logits[0]).float().cpu()
 
 
+def soften(logits: Tensor) -> Tensor:
+    """Probabilities of (class, x, y, z) logits, in their place: of a large image there may be no room for both."""
+    values = logits.contiguous()
+    flat = values.flatten(1).numpy()  # torch itself lets nobody write to what was made in its inference mode
+    step = slab_voxels(len(flat))
+    for start in range(0, flat.shape[1], step):
+        part = flat[:, start : start + step]
+        part[...] = torch.from_numpy(part).softmax(0).numpy()
+    return values
+
+
 def measuring_options(dataset: Dataset, config: RunConfig) -> Options:
     """Classes or regions as the dataset is evaluated; its names."""
     return Options(
@@ -89,8 +102,12 @@ def measure_logits(logits: Tensor, labels: np.ndarray[Any, Any], dataset: Datase
     """The sums of one case; labels are class indices on the grid of the logits."""
     truth = labels.reshape(-1)
     if dataset.regions is not None:
-        truth = np.array(dataset.values, np.uint8)[truth]  # regions are unions of values, not of indices
-    return measure_voxels(logits.flatten(1).numpy(), truth, options)
+        # Regions are unions of values, not of indices.
+        truth = np.array(dataset.values, np.uint8 if max(dataset.values) < 256 else np.int64)[truth]
+    values = logits.flatten(1).numpy()
+    step = slab_voxels(len(values))
+    slabs = (slice(start, start + step) for start in range(0, len(truth), step))
+    return reduce(add, (measure_voxels(values[:, slab], truth[slab], options) for slab in slabs))
 
 
 def evaluate_prepared(

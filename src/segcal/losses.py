@@ -6,16 +6,15 @@ one pass back. What is left to do here is arithmetic on a few numbers per case a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from segcal.binning import Binning
-from segcal.collect import BACKENDS, read_voxels, sums_of
-from segcal.errors import ConfigError, ShapeError, one_of
+from segcal.collect import BACKENDS, check_binning, check_ignored, plain, read_voxels, sums_of
+from segcal.errors import ConfigError, ShapeError, is_number, one_of
 from segcal.kernels.spec import CROSS_ENTROPY, INTERSECTION, LABEL, LABEL_SQUARED, PROBABILITY_SQUARED, VOXELS
 from segcal.metrics import ace as average_calibration_error
 from segcal.statistics import BinStatistics
@@ -78,13 +77,13 @@ class ACELoss(nn.Module):
         one_of("reduction", reduction, get_args(Reduction))
         if backend is not None:
             one_of("backend", backend, BACKENDS)
-        self.binning = binning or Binning()
+        self.binning = check_binning(binning) or Binning()
         self.activation = activation
         self.empty_bins = empty_bins
         self.absent_classes = absent_classes
         self.background = background
         self.reduction = reduction
-        self.ignore_index = ignore_index
+        self.ignore_index = check_ignored(ignore_index)
         self.backend = backend
         self.register_buffer("class_weights", _read_weights(class_weights), persistent=False)
 
@@ -158,7 +157,7 @@ class SegmentationLoss(nn.Module):
     ) -> None:
         super().__init__()
         for name, weight in (("dice", dice), ("ce", ce), ("ace", ace)):
-            if not (math.isfinite(weight) and weight >= 0):
+            if not (is_number(weight) and weight >= 0):
                 raise ConfigError(f"the weight {name} must be a number of at least 0; got {weight!r}.")
         if activation == "none":
             raise ConfigError("SegmentationLoss needs logits: activation must be 'softmax' or 'sigmoid'; got 'none'.")
@@ -222,13 +221,13 @@ def _over_scales(
     loss: Callable[[Tensor, Tensor, Tensor | None], Tensor], logits: Logits, labels: Tensor, mask: Tensor | None
 ) -> Tensor:
     """The loss of one output, or the sum over deep-supervision outputs, each half as heavy as the one before."""
-    if isinstance(logits, Tensor):
-        return loss(logits, labels, mask)
+    if not isinstance(logits, (list, tuple)):
+        return loss(plain("logits", cast(Tensor, logits)), labels, mask)
     if not logits:
         raise ShapeError("deep supervision needs at least one output; got an empty list of logits.")
     total = None
     for level, output in enumerate(logits):
-        size = output.shape[2:]
+        size = plain("logits", output).shape[2:]
         term = loss(output, _shrink(labels, size), None if mask is None else _shrink(mask, size)) * 0.5**level
         total = term if total is None else total + term
     assert total is not None  # the list is not empty
@@ -237,7 +236,7 @@ def _over_scales(
 
 def _shrink(labels: Tensor, size: Sequence[int]) -> Tensor:
     """Labels on a coarser grid: of each coarse voxel the one at its middle, whatever the type."""
-    first = labels.ndim - len(size)
+    first = plain("labels or mask", labels).ndim - len(size)
     if first not in (1, 2):  # not on this grid at all: refused where the labels are read
         return labels
     for axis, (old, new) in enumerate(zip(labels.shape[first:], size, strict=True), start=first):
@@ -250,7 +249,10 @@ def _shrink(labels: Tensor, size: Sequence[int]) -> Tensor:
 def _read_weights(weights: Sequence[float] | Tensor | None) -> Tensor | None:
     if weights is None:
         return None
-    read = torch.as_tensor(weights, dtype=torch.float64).detach().clone()
+    try:
+        read = torch.as_tensor(weights, dtype=torch.float64).detach().clone()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        read = torch.empty(0)
     if read.ndim != 1 or not read.numel() or not bool((read.isfinite() & (read >= 0)).all()):
         raise ConfigError(f"class_weights must be a list of numbers of at least 0, one per class; got {weights!r}.")
     return read

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.errors import ConfigError, LabelError, RangeError, SegcalError, ShapeError
+from segcal.errors import ConfigError, FileError, LabelError, RangeError, SegcalError, ShapeError
 from segcal.files import read_header, read_npz, write_npz
 from segcal.kernels.spec import (
     CROSS_ENTROPY,
@@ -105,12 +106,25 @@ class CaseSums:
 
 
 def stamp(path: Path) -> dict[str, int]:
-    """Size and time of change, which tell whether a file is still the same."""
+    """Size and times of change, which tell whether a file is still the same.
+
+    A copy may bring the time of its content along; `replaced_ns` is the system's own, which nobody can set.
+    """
     try:
         status = path.stat()
     except OSError:
-        return {"bytes": -1, "changed_ns": -1}
-    return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns}
+        return {"bytes": -1, "changed_ns": -1, "replaced_ns": -1}
+    return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns, "replaced_ns": status.st_ctime_ns}
+
+
+@contextmanager
+def unchanged(sources: Sequence[Path]) -> Iterator[None]:
+    """Refuse what was read from files that changed meanwhile."""
+    before = [stamp(source) for source in sources]
+    yield
+    for source, then in zip(sources, before, strict=True):
+        if stamp(source) != then:
+            raise FileError(f"files must stay as they are while they are read; {source} changed. Start again.")
 
 
 def measure_case(
@@ -139,13 +153,13 @@ def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Itera
 
         yield from calibrated_slabs(case, options, calibrator)
         return
-    for values, labels in case.slabs(slab_voxels(case)):
+    for values, labels in case.slabs(slab_voxels(case.classes)):
         yield values, labels, None
 
 
-def slab_voxels(case: Case) -> int:
-    """How many voxels of a case to read at a time."""
-    return max(1 << 16, SLAB_ELEMENTS // case.classes)
+def slab_voxels(classes: int) -> int:
+    """How many voxels of a case to have in hand at a time."""
+    return max(1 << 16, SLAB_ELEMENTS // classes)
 
 
 def measure_voxels(

@@ -26,7 +26,7 @@ from segcal.config import DataConfig
 from segcal.datasets import DataCase, Dataset
 from segcal.datasets.check import off_grid
 from segcal.errors import FileError, GridError, LabelError
-from segcal.files import write_whole
+from segcal.files import make_folder, write_whole
 from segcal.measure import stamp
 from segcal.volumes.arrays import StoredArray, read_array
 from segcal.volumes.cases import whole_numbers
@@ -121,7 +121,7 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
     if len(image) != len(dataset.channels):
         raise GridError(f"{case.name}: the image must have {len(dataset.channels)} channels; it has {len(image)}.")
     original = image.shape[1:]
-    turn = _orientation(affine)
+    turn = _orientation(affine) if np.isfinite(affine).all() else np.full((3, 2), np.nan)
     if not np.isfinite(turn).all():
         raise FileError(f"{case.name}: the header must say which way each axis runs; its affine is singular.")
     image = _turned(image, turn)
@@ -180,13 +180,15 @@ class PreparedStore:
         stem = self.folder / self._key(case)
         if not stem.with_suffix(".json").exists():
             self._make(case, stem)
-        content = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-        image, labels, foreground = (np.load(f"{stem}.{part}.npy", mmap_mode="r") for part in PARTS)
-        return PreparedCase(image, labels, foreground, geometry_from(content))
+        try:
+            return _stored_case(stem)
+        except (ValueError, LookupError, TypeError, OSError, EOFError):  # spoilt since
+            self._make(case, stem)
+            return _stored_case(stem)
 
     def _make(self, case: DataCase, stem: Path) -> None:
+        make_folder(self.folder)
         prepared = prepare_case(case, self.dataset, self.config)
-        self.folder.mkdir(parents=True, exist_ok=True)
         for part in PARTS:
             content = io.BytesIO()
             np.save(content, getattr(prepared, part), allow_pickle=False)
@@ -202,6 +204,12 @@ class PreparedStore:
 
 
 PARTS = ("image", "labels", "foreground")
+
+
+def _stored_case(stem: Path) -> PreparedCase:
+    content = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    image, labels, foreground = (np.load(f"{stem}.{part}.npy", mmap_mode="r") for part in PARTS)
+    return PreparedCase(image, labels, foreground, geometry_from(content))
 
 
 def geometry_from(content: dict[str, Any]) -> Geometry:

@@ -6,13 +6,12 @@ the sum of its members'.
 
 from __future__ import annotations
 
-import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from segcal.errors import ConfigError
+from segcal.parsing import parse_json, parse_toml
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def read_class_names(source: str) -> dict[int, str]:
     if isinstance(labels, list) and all(isinstance(name, str) and name for name in labels) and labels:
         return dict(enumerate(labels))
     if isinstance(labels, dict) and labels:
-        if all(str(key).isdigit() and isinstance(name, str) for key, name in labels.items()):
+        if all(is_value(key) and isinstance(name, str) for key, name in labels.items()):
             return {int(key): name for key, name in labels.items()}  # Decathlon: {"1": "kidney"}
         members = label_members(labels)
         if members is not None:
@@ -130,7 +129,7 @@ def _labels_in(source: str) -> Any:
     path = Path(source)
     if path.suffix == ".json":
         try:
-            return json.loads(path.read_text(encoding="utf-8")).get("labels")
+            return parse_json(path.read_text(encoding="utf-8")).get("labels")
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"{path} must be a dataset.json that can be read; {error}.") from error
     if path.suffix == ".toml":
@@ -150,10 +149,20 @@ def label_members(labels: Any) -> dict[str, tuple[int, ...]] | None:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} must be a TOML file that can be read; {error}.") from error
 
 
+def is_value(text: object) -> bool:
+    """Whether it is a label value as text, as Decathlon has them.
+
+    >>> is_value("12"), is_value("a"), is_value("9" * 5000)
+    (True, False, False)
+    """
+    return isinstance(text, str) and text.isdecimal() and len(text) < 10
+
+
 def _whole_numbers(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int for value in values)
+    """Whether these are label values: whole numbers that any label map can hold."""
+    return isinstance(values, list) and all(type(value) is int and abs(value) < 2**31 for value in values)

@@ -14,7 +14,7 @@ import numpy as np
 
 import segcal
 from segcal.errors import SegcalError
-from segcal.files import Ledger, csv_text, locked, write_whole
+from segcal.files import Ledger, WriteError, csv_text, locked, make_folder, write_whole
 from segcal.measure import CaseSums, Options
 from segcal.volumes import Pairing
 
@@ -29,7 +29,8 @@ PARTS = ".parts"
 def open_parts(out: Path) -> Iterator[Path]:
     """The folder of single cases' sums in `out`, held so that no other process writes there."""
     parts = out / PARTS
-    parts.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
+    make_folder(parts)
     with locked(parts / ".lock", out):
         yield parts
 
@@ -43,6 +44,8 @@ def keep_only(parts: Path, wanted: Iterable[Path]) -> None:
 
 
 class Failure(NamedTuple):
+    """A case that could not be measured: its name, the kind of error, and a sentence."""
+
     case: str
     kind: str
     message: str
@@ -90,7 +93,7 @@ class MapJob(NamedTuple):
 
 def make_maps(out: Path, ledger: str, jobs: Sequence[MapJob], progress: Callable[[int, int, str], None]) -> Maps:
     """Make what is not in `out` yet, and remember the keys there; a case that fails does not stop the others."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     found = Maps([], [])
     with locked(out / ".lock", out):
         done = Ledger(out / ledger)
@@ -100,7 +103,9 @@ def make_maps(out: Path, ledger: str, jobs: Sequence[MapJob], progress: Callable
                     job.make()
                     done.set(job.name, job.key)
                 found.paths.extend(job.targets)
-            except SegcalError as error:
+            except WriteError:  # it would be the same for every case
+                raise
+            except (SegcalError, OSError) as error:
                 found.failures.append(Failure(job.name, type(error).__name__, str(error)))
             progress(i + 1, len(jobs), job.name)
     return found

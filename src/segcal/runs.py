@@ -25,9 +25,9 @@ from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
 from segcal.datasets.layout import nifti_files
 from segcal.datasets.recipes import PLAIN
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
-from segcal.files import write_whole
-from segcal.inference import build_network, measure_logits, measuring_options, predict_logits
-from segcal.measure import CaseSums, Options, stamp
+from segcal.files import WriteError, new_file, write_whole
+from segcal.inference import build_network, measure_logits, measuring_options, predict_logits, soften
+from segcal.measure import CaseSums, Options, stamp, unchanged
 from segcal.prepare import prepare_case, read_labels, restore
 from segcal.results import (
     Failure,
@@ -44,6 +44,7 @@ from segcal.results import (
 )
 from segcal.scaling import Calibrator
 from segcal.volumes import Pairing
+from segcal.volumes.arrays import gzip_into
 
 _Image: Any = nibabel.Nifti1Image  # nibabel has no types
 Side = Literal["train", "validation", "test", "all"]
@@ -189,7 +190,7 @@ def predict(
 
         def make() -> None:
             logits = run.logits(case, calibrator)
-            _write_map(path, logits.softmax(0) if content == "probabilities" else logits, case, dtype)
+            _write_map(path, soften(logits) if content == "probabilities" else logits, case, dtype)
 
         return MapJob(case.name, _key(run, case, mark, content, dtype), [path], make)
 
@@ -248,10 +249,13 @@ def _measure_to(
     run: Run, case: DataCase, calibrator: Calibrator | None, options: Options, part: Path
 ) -> Failure | None:
     try:
-        labels = read_labels(case, run.dataset)
-        sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
+        with unchanged(case.files):
+            labels = read_labels(case, run.dataset)
+            sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
         sums.save(part, case.name, case.files)
-    except SegcalError as error:
+    except WriteError:  # it would be the same for every case
+        raise
+    except (SegcalError, OSError) as error:
         return Failure(case.name, type(error).__name__, str(error))
     return None
 
@@ -306,18 +310,22 @@ def _key(run: Run, case: DataCase, calibrator: str | None, *what: str) -> str:
 
 
 def _write_map(path: Path, values: Tensor, case: DataCase, dtype: str) -> None:
-    """(class, x, y, z) as a NIfTI file (x, y, z, class) with the header of the case's image."""
+    """(class, x, y, z) as a NIfTI file (x, y, z, class) with the header of the case's image.
+
+    It is written class by class, for beside the values of a large image there may be no room for all of them again.
+    """
     source: Any = nibabel.load(case.images[0])
-    array = np.moveaxis(values.numpy(), 0, 3)
-    if dtype == "float16":
-        image = _Image(np.round(array * 65535).astype(np.uint16), source.affine)
-        image.header.set_slope_inter(1 / 65535, 0)
-    else:
-        image = _Image(array.astype(np.float32), source.affine)
+    steps = 65535 if dtype == "float16" else 1
+    stored = np.dtype(np.uint16 if dtype == "float16" else np.float32)
+    image = _Image(np.broadcast_to(np.zeros((), stored), (*values.shape[1:], len(values))), source.affine)
+    image.header.set_slope_inter(1 / steps, 0)
     image.header.set_zooms((*source.header.get_zooms()[:3], 1))
     image.header.set_xyzt_units(*source.header.get_xyzt_units())
     for code in ("qform", "sform"):
         image.header[f"{code}_code"] = int(source.header[f"{code}_code"])
-    partial = path.with_name(f".{path.name.removesuffix('.nii.gz')}.writing.nii.gz")
-    nibabel.save(image, partial)
-    os.replace(partial, path)
+    with new_file(path) as file, gzip_into(file) as stream:
+        image.header.write_to(stream)
+        stream.write(bytes(image.header.get_data_offset() - stream.tell()))
+        for row in values.numpy():
+            numbers = np.round(row * steps) if dtype == "float16" else row
+            stream.write(np.ascontiguousarray(numbers.T, stored).data)  # the first axis fastest

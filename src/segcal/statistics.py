@@ -65,7 +65,7 @@ class BinStatistics:
     @property
     def occupied(self) -> Tensor:
         """Where a bin holds enough to have a mean; elsewhere it is empty. NaN is not empty: it must show."""
-        return ~((self.count < self.binning.empty_below) | (self.count <= 0))
+        return ~((self.count < float(self.binning.empty_below)) | (self.count <= 0))
 
     @property
     def mean_confidence(self) -> Tensor:
@@ -140,8 +140,8 @@ class BinStatistics:
                 f"only hard bins can be rebinned; these are {self.binning.kernel}. Soft bins overlap: collect them "
                 f"again with bins={bins}."
             )
-        if bins < 1 or self.binning.bins % bins:
-            raise ConfigError(f"bins must divide {self.binning.bins}; got {bins}.")
+        if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1 or self.binning.bins % bins:
+            raise ConfigError(f"bins must divide {self.binning.bins}; got {bins!r}.")
         together = self.binning.bins // bins
         return self._map(lambda name: getattr(self, name).unflatten(2, (bins, together)).sum(3), bins=bins)
 
@@ -163,7 +163,7 @@ class BinStatistics:
         try:
             count, confidence_sum, label_sum = (torch.from_numpy(arrays[name].astype(np.float64)) for name in SUMS)
             return BinStatistics(count, confidence_sum, label_sum, Binning(**header["binning"]))
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise SegcalError(f"{path} must hold three sums and their binning; {error}.") from error
 
     def _check_partner(self, other: BinStatistics) -> None:

@@ -335,3 +335,11 @@ def test_cases_of_the_paper_count_the_frames_of_a_patient():
     assert known_dataset("acdc").paper_cases == (180, 20, 100)
     assert known_dataset("amos").paper_cases == (216, 24)
     assert known_dataset("decathlon") is None
+
+
+@pytest.mark.parametrize(("write", "name"), [(layouts.write_decathlon, "decathlon"), (layouts.write_nnunet, "nnunet")])
+def test_a_dataset_json_that_overwhelms_the_parser_is_refused_in_a_sentence(tmp_path, write, name):
+    root = write(tmp_path)
+    (root / "dataset.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(FileError, match=r"dataset\.json must be a JSON file that can be read; it is nested too deeply"):
+        open_dataset(name, root)

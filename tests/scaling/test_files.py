@@ -284,3 +284,16 @@ def test_what_was_fitted_on_probabilities_takes_logits_as_log_probabilities(tmp_
         assert torch.allclose(calibrator.transform(logits + 100), wanted)
     dirichlet = Dirichlet().fit([(logits, labels)])
     assert torch.allclose(dirichlet.transform(logits + 100), dirichlet.transform(logits))
+
+
+def test_a_local_temperature_of_endless_axes_is_refused(tmp_path):
+    torch.manual_seed(0)
+    logits = torch.randn(1, 2, 6, 6, 6)
+    labels = logits.add(torch.randn_like(logits)).argmax(1)
+    path = tmp_path / "calibrator.json"
+    make_calibrator("local-temperature", steps=1).fit(list(zip(logits, labels, strict=True))).save(path)
+    content = json.loads(path.read_text())
+    content["state"]["axes"] = float("inf")
+    path.write_text(json.dumps(content))
+    with pytest.raises(SegcalError, match="must be a calibrator that segcal wrote; cannot convert float infinity"):
+        load_calibrator(path)

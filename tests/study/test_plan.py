@@ -188,9 +188,9 @@ def test_what_is_no_study_names_those_there_are(tmp_path):
         read_study(tmp_path / "nothing.toml")
 
 
-def test_the_study_in_the_readme_is_one(tmp_path, monkeypatch):
+def test_the_study_in_the_documentation_is_one(tmp_path, monkeypatch):
     monkeypatch.delenv("SEGCAL_DATA", raising=False)
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/howto/run-the-study.md").read_text(encoding="utf-8")
     (block,) = (part.split("```")[0] for part in text.split("```toml\n")[1:] if part.startswith("title"))
     (tmp_path / "mine.toml").write_text(block, encoding="utf-8")
     plan = make_plan(read_study(tmp_path / "mine.toml"), tmp_path / "out")

@@ -69,6 +69,7 @@ def fit(
                 sigmoid=sigmoid, regions=regions, classes=classes, ignore=ignore, bins=bins, folds=folds,
                 patients=patients, seed=seed, progress=advance,
             )  # fmt: skip
+    with refusing(stopped=f"The calibrator is {out}."):
         show_unpaired(fitted.pairing)
         show_failures(fitted.failures)
         _show(fitted, out, patients=patients, report=report, as_json=as_json)

@@ -126,10 +126,12 @@ def compare(
 
     import segcal
     from segcal.evaluation import read_evaluations
+    from segcal.files import make_folder
     from segcal.tables import comparison_tables, notes, to_json, write_comparison
 
     with refusing():
         found = read_evaluations(evaluations)
+        make_folder(out)
         comparison = segcal.compare(
             found,
             patients=patients,

@@ -70,11 +70,14 @@ def say(text: str) -> None:
 
 @contextmanager
 def refusing(*, stopped: str = "") -> Iterator[None]:
-    """Errors of ours end the command with their sentence and exit code 2; Ctrl-C with 130 and what is kept."""
+    """Errors end the command with a sentence: ours with exit code 2, the system's with 1, Ctrl-C with 130."""
     from segcal.errors import SegcalError
 
     try:
         yield
+    except OSError as error:
+        say(f"{type(error).__name__}: {_sentence(error)}")
+        raise typer.Exit(1) from None
     except SegcalError as error:
         say(f"{type(error).__name__}: {error}")
         raise typer.Exit(2) from None
@@ -85,12 +88,18 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
             raise
         say(f"{package} must be installed for this command: pip install 'segcal[{extra}]' brings all that it needs.")
         raise typer.Exit(2) from None
-    except OSError as error:
-        say(f"{type(error).__name__}: {error}")
-        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         say(f"Stopped. {stopped}".strip())
         raise typer.Exit(130) from None
+
+
+def _sentence(error: OSError) -> str:
+    """With the file first; Python says [Errno 2] No such file or directory: 'file'."""
+    from segcal.files import WriteError
+
+    if isinstance(error, WriteError) or error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}."
 
 
 class Advance(Protocol):

@@ -5,8 +5,10 @@ The files that it lists count, not the numbers that it gives.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 from segcal.datasets.dataset import DataCase, Dataset, Problem
 from segcal.datasets.layout import NIFTI, channel_names, find_root, nifti_files, read_json, wrong_layout
@@ -26,12 +28,8 @@ def open_decathlon(root: Path) -> Dataset:
     cases, problems = _labelled(root, content)
     if not cases:
         raise wrong_layout(root, LAYOUT)
-    tests = sorted({root / path for path in _listed(root, content, "test") if isinstance(path, str)})
-    problems += [
-        Problem(_stem(path), f"{path.parent.name}/{path.name} must be there, as dataset.json lists it; it is missing.")
-        for path in tests
-        if not path.is_file()
-    ]
+    tests = sorted({root / path for path in _listed(root, content, "test") if _is_path(path)})
+    problems += [problem for path in tests if (problem := _fault(root, path)) is not None]
     channels = channel_names(root / "dataset.json", content, "modality")
     values = tuple(sorted({0, *names}))
     return Dataset(
@@ -42,7 +40,9 @@ def open_decathlon(root: Path) -> Dataset:
         classes=tuple(names.get(value, "background") for value in values),
         values=values,
         cases=cases,
-        unlabelled=tuple(DataCase(_stem(path), _stem(path), (path,), None) for path in tests if path.is_file()),
+        unlabelled=tuple(
+            DataCase(_stem(path), _stem(path), (path,), None) for path in tests if _fault(root, path) is None
+        ),
         recipe=fitted_recipe(cases, channels),
         notes=_notes(root, content, cases, problems),
         problems=tuple(sorted(problems)),
@@ -58,19 +58,35 @@ def _labelled(root: Path, content: dict[str, Any]) -> tuple[tuple[DataCase, ...]
     cases: dict[str, DataCase] = {}
     problems = []
     for entry in _listed(root, content, "training"):
-        if not (isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("image", "label"))):
+        if not (isinstance(entry, dict) and all(_is_path(entry.get(key)) for key in ("image", "label"))):
             raise FileError(f"{root / 'dataset.json'}: training must list an image and a label each; got {entry!r}.")
         image, label = root / entry["image"], root / entry["label"]
         name = _stem(image)
-        absent = [path for path in (image, label) if not path.is_file()]
+        fault = _fault(root, image, label)
         if name in cases:
             problems.append(Problem(name, "the case must be listed once under training; it is listed again."))
-        elif absent:
-            files = " and ".join(f"{path.parent.name}/{path.name}" for path in absent)
-            problems.append(Problem(name, f"{files} must be there, as dataset.json lists it; it is missing."))
+        elif fault is not None:
+            problems.append(fault)
         else:
             cases[name] = DataCase(name, name, (image,), label)
     return tuple(cases[name] for name in sorted(cases)), problems
+
+
+def _is_path(text: object) -> bool:
+    """Whether it may be the path of a file: text without line breaks and such, of a length that systems allow."""
+    return isinstance(text, str) and len(text) <= 1000 and not any(category(sign) == "Cc" for sign in text)
+
+
+def _fault(root: Path, *paths: Path) -> Problem | None:
+    """Why a case of these files is left out; None where they are all there, in the dataset's own folder."""
+    outside = [path for path in paths if not Path(os.path.normpath(path)).is_relative_to(root)]
+    if outside:
+        return Problem(_stem(paths[0]), f"{outside[0]} must lie in the dataset's folder, {root}; it does not.")
+    absent = [path for path in paths if not os.path.isfile(path)]
+    if absent:
+        files = " and ".join(f"{path.parent.name}/{path.name}" for path in absent)
+        return Problem(_stem(paths[0]), f"{files} must be there, as dataset.json lists it; it is missing.")
+    return None
 
 
 def _listed(root: Path, content: dict[str, Any], key: str) -> list[Any]:

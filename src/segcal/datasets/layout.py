@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from segcal.datasets.dataset import DataCase, Problem
 from segcal.errors import FileError
+from segcal.parsing import parse_json
 
 NIFTI = (".nii.gz", ".nii")
 
@@ -97,7 +97,7 @@ def unlabelled(
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; FileError where there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = parse_json(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise FileError(f"{path} must be a JSON file that can be read; {error}.") from error
     if not isinstance(content, dict):

@@ -19,7 +19,7 @@ from segcal.datasets.layout import (
 )
 from segcal.datasets.recipes import fitted_recipe
 from segcal.errors import ConfigError, FileError
-from segcal.regions import IGNORE, Regions, label_members
+from segcal.regions import IGNORE, Regions, is_value, label_members
 
 TITLE = "nnU-Net raw dataset, any"
 LAYOUT = "DatasetNNN_Name/{imagesTr,labelsTr,imagesTs}/case_0000.nii.gz (labels: case.nii.gz) with dataset.json"
@@ -87,7 +87,7 @@ def _classes(path: Path, labels: Any) -> tuple[tuple[str, ...], tuple[int, ...],
     """
     if not isinstance(labels, dict) or not labels:
         raise FileError(f"{path}: labels must give each class its value, as {{'background': 0}}; got {labels!r}.")
-    if all(str(key).isdigit() for key in labels):
+    if all(is_value(key) and isinstance(name, str) for key, name in labels.items()):
         labels = {name: int(value) for value, name in labels.items()}
     if IGNORE in labels:
         raise ConfigError(f"{path}: labels must not contain 'ignore': training cannot leave voxels out yet.")

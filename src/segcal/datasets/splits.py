@@ -65,7 +65,13 @@ def make_split(dataset: Dataset, *, seed: int = 0, file: str | os.PathLike[str] 
 
 
 def write_split(split: Split, path: str | os.PathLike[str]) -> None:
-    """Write the split as text, its note as a comment; `read_split` gives it back."""
+    """Write the split as text, its note as a comment; `read_split` gives it back.
+
+    ConfigError where a name cannot stand in a line: it holds a line break or a #, or begins or ends with a space.
+    """
+    for name in (name for side in SIDES for name in getattr(split, side)):
+        if not name or name != name.partition("#")[0].strip() or not name.isprintable():
+            raise ConfigError(f"a case must have a name that fits a line of {path}, without '#'; got {name!r}.")
     lines = [f"# {split.note}"] if split.note else []
     lines += [f"{side} {name}" for side in SIDES for name in getattr(split, side)]
     write_whole(Path(path), "".join(f"{line}\n" for line in lines).encode())
@@ -117,7 +123,7 @@ def _split_of(path: Path, sides: dict[str, list[str]], dataset: Dataset) -> Spli
 def _lines(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
     """Number, side and name of each line that has them."""
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
+        words = line.partition("#")[0].strip().split(maxsplit=1)
         if not words:
             continue
         if len(words) != 2 or words[0] not in SIDES:

@@ -20,7 +20,7 @@ from segcal.colours import method_colours
 from segcal.comparison import Comparison, Entry, compare, match_cases, one_thread
 from segcal.errors import ConfigError, FileError
 from segcal.evaluation import Evaluation
-from segcal.files import write_whole
+from segcal.files import make_folder, write_whole
 from segcal.intervals import patients_of
 from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.reading import reading
@@ -81,6 +81,7 @@ def build_report(
     out = Path(out)
     if out.is_dir():
         raise FileError(f"out must be a file, as report.html; {out} is a folder.")
+    make_folder(out.parent)
     for picture in maps:
         if not picture.png.startswith(PNG):
             raise FileError(f"maps must be PNG pictures; that of case {picture.case!r} is not one.")
@@ -96,7 +97,6 @@ def build_report(
                 seed=seed,
             )
         page = _page(evaluations, comparison, patients=patients, maps=maps, title=title, seed=seed)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, page.encode(errors="replace"))  # names of files may hold what is no text
     return out
 

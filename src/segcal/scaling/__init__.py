@@ -83,7 +83,7 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
         calibrator.set_state(content["state"])
     except OSError as error:
         raise FileError(f"{path} must be a calibrator; {error.strerror or error}.") from error
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         reason = f"it lacks {error}" if isinstance(error, LookupError) else str(error).rstrip(".")
         raise SegcalError(f"{path} must be a calibrator that segcal wrote; {reason}.") from error
     return calibrator

@@ -24,6 +24,7 @@ from segcal.config import (
     PRESETS,
     RunConfig,
     Section,
+    Settings,
     first_fault,
     make_config,
     merge,
@@ -48,7 +49,7 @@ class DatasetPlan(Section):
     dataset: str
     root: str | None = None
     """None: the phantom, which is made on the spot."""
-    set: dict[str, Any] = Field(default_factory=dict)
+    set: Settings = Field(default_factory=dict)
 
 
 class Variant(Section):
@@ -56,8 +57,8 @@ class Variant(Section):
 
     method: str
     calibrator: str | None = None
-    calibrator_options: dict[str, Any] = Field(default_factory=dict)
-    set: dict[str, Any] = Field(default_factory=dict)
+    calibrator_options: Settings = Field(default_factory=dict)
+    set: Settings = Field(default_factory=dict)
 
 
 class Sweep(Section):
@@ -80,7 +81,7 @@ class StudyConfig(Section):
     variants: dict[str, Variant] = Field(default_factory=dict)
     datasets: dict[str, DatasetPlan] = Field(min_length=1)
     sweep: Sweep | None = None
-    set: dict[str, Any] = Field(default_factory=dict)
+    set: Settings = Field(default_factory=dict)
     """Settings of every run."""
     maps: int = Field(default=2, ge=0)
     """Test cases of each dataset that are shown as probability maps."""
@@ -247,8 +248,9 @@ def _with_split_files(config: StudyConfig, folder: Path) -> StudyConfig:
     """With split files, which lie beside the study's own, by their whole paths."""
 
     def whole(settings: dict[str, Any]) -> dict[str, Any]:
-        split = settings.get("data", {}).get("split")
-        return merge(settings, {"data": {"split": os.fspath(folder / split)}}) if split else settings
+        data = settings.get("data")
+        split = data.get("split") if isinstance(data, dict) else None
+        return merge(settings, {"data": {"split": os.fspath(folder / split)}}) if isinstance(split, str) else settings
 
     def changed(parts: Mapping[str, Any]) -> dict[str, Any]:
         return {name: part.model_copy(update={"set": whole(part.set)}) for name, part in parts.items()}

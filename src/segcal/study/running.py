@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from segcal.errors import FileError
+from segcal.files import make_folder
 from segcal.study.figures import write_figures
 from segcal.study.page import build_page
 from segcal.study.plan import Study, make_plan
@@ -29,7 +30,7 @@ def open_study(study: Study, out: str | os.PathLike[str], *, data: Iterable[str]
     Some of its data may be missing, but not all.
     """
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     plan = make_plan(study, out, data=tuple(data))
     if len(plan.missing) == len(plan.study.config.datasets):
         raise FileError(f"the study must find its data; {' '.join(plan.missing.values())}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 import tempfile
 import time
 import traceback
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from segcal.errors import SegcalError
-from segcal.files import write_whole
+from segcal.files import write_whole, writing
 from segcal.results import Outcome
 from segcal.runs import Run, evaluate_run, load_run
 from segcal.scaling import Calibrator, load_calibrator
@@ -234,12 +235,15 @@ def _fitted(run: Run, fitting: Fitting, folder: Path) -> Calibrator:
 @contextmanager
 def spooled(run: Run, folder: Path) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
     """Logits and labels of the validation cases, kept on disk while they are gone through as often as one likes."""
+    for left in folder.glob(".logits-*"):  # by a process that was killed: the claim on the run is ours
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".logits-", dir=folder) as temporary:
         place = Path(temporary)
         count = 0
         for logits, labels in run.logits_and_labels("validation"):
-            np.save(place / f"{count}.logits.npy", logits.numpy())
-            np.save(place / f"{count}.labels.npy", labels.numpy())
+            with writing(place):
+                np.save(place / f"{count}.logits.npy", logits.numpy())
+                np.save(place / f"{count}.labels.npy", labels.numpy())
             count += 1
         yield _Spool(place, count)
 

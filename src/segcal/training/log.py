@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from segcal.files import write_whole
+from segcal.files import write_whole, writing
 
 Logger = Callable[[int, Mapping[str, float]], None]
 Row = dict[str, float]
@@ -70,13 +70,14 @@ class _Board:
         self._writer: Any = None
 
     def __call__(self, epoch: int, values: Mapping[str, float]) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
+        with writing(self.folder):
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self.folder), purge_step=epoch)
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, epoch)
-        self._writer.flush()
+                self._writer = SummaryWriter(str(self.folder), purge_step=epoch)
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, epoch)
+            self._writer.flush()
 
     def close(self) -> None:
         if self._writer is not None:

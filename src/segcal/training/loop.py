@@ -27,7 +27,7 @@ from segcal.config import NO_MATTER, RunConfig, read_config
 from segcal.datasets import Dataset, Split, make_split, open_dataset, read_split, write_split
 from segcal.distributed import Processes, processes
 from segcal.errors import ConfigError, FileError, SegcalError
-from segcal.files import locked, write_whole
+from segcal.files import locked, make_folder, write_whole
 from segcal.inference import build_network, evaluate_prepared
 from segcal.prepare import PreparedStore
 from segcal.runs import remember
@@ -68,7 +68,7 @@ def train(
     config = config.resolved(dataset)
     split = make_split(dataset, seed=config.data.split_seed, file=config.data.split)
     store = PreparedStore(Path(prepared or folder.parent / "prepared"), dataset, config.data)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with processes() as team, locked(folder / ".lock", folder) if team.first else nullcontext():
         if team.first:
             _claim(folder, config, dataset, split, say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -232,6 +233,8 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
                 seen.add((place.st_dev, place.st_ino))
                 entries = sorted(path for path in folder.iterdir() if not path.name.startswith(_LEFT_OUT))
                 stems = {path: stem for path in entries if (stem := stem_of(path)) and path.is_file()}
+                for path in stems:
+                    _need_text(path)
                 if stems:
                     found[folder] = stems
                 deeper += [path for path in entries if path.is_dir()]
@@ -239,6 +242,12 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
     except OSError as error:
         raise FileError(f"{root} and the folders in it must be readable; {error}.") from error
     return found
+
+
+def _need_text(path: Path) -> None:
+    """Refuse a name that is not UTF-8 or holds control characters, such as a line break: it would spoil every table."""
+    if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in path.name):
+        raise FileError(f"{path} must have a name of plain text, without control characters; it has not. Rename it.")
 
 
 def _relative(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
