@@ -177,6 +177,11 @@ def test_decathlon_takes_channels_and_classes_from_its_json(tmp_path):
     assert names(dataset.unlabelled) == ["test_005"]
 
 
+def test_decathlon_is_found_by_a_roundabout_path(tmp_path):
+    root = layouts.write_decathlon(tmp_path)
+    assert len(open_dataset("decathlon", root / ".." / root.name).cases) == 4
+
+
 def test_decathlon_uses_the_list_not_the_numbers_and_reports_what_is_missing(tmp_path):
     root = layouts.write_decathlon(tmp_path)
     content = json.loads((root / "dataset.json").read_text())

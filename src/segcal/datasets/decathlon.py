@@ -79,7 +79,8 @@ def _is_path(text: object) -> bool:
 
 def _fault(root: Path, *paths: Path) -> Problem | None:
     """Why a case of these files is left out; None where they are all there, in the dataset's own folder."""
-    outside = [path for path in paths if not Path(os.path.normpath(path)).is_relative_to(root)]
+    folder = os.path.normpath(root)
+    outside = [path for path in paths if not Path(os.path.normpath(path)).is_relative_to(folder)]
     if outside:
         return Problem(_stem(paths[0]), f"{outside[0]} must lie in the dataset's folder, {root}; it does not.")
     absent = [path for path in paths if not os.path.isfile(path)]
