@@ -26,7 +26,7 @@ NEEDS = {"docs/lightning.md": "lightning", "docs/nnunet.md": "nnunetv2", "docs/l
 BLOCK = re.compile(r"(?P<above>[^\n]*)\n```(?P<language>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 RUN = {"python", "sh"}
-READ = {"text", "toml"}  # shown to be read
+READ = {"bibtex", "text", "toml"}  # shown to be read
 
 
 class Block(NamedTuple):
