@@ -1,0 +1,17 @@
+"""A short form of `kills.py`, which is to be run by hand with many more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import kills
+
+
+@pytest.mark.parametrize(("command", "times"), [("evaluate", 2), ("calibrate", 1)])
+def test_a_command_killed_at_random_moments_ends_as_if_it_had_not_been(command, times):
+    assert kills.attack(command, times, seed=1)["kills"] == times
