@@ -45,6 +45,12 @@ def cluster():
         yield client
 
 
+@pytest.fixture(autouse=True)
+def both_there(cluster) -> None:
+    """Workers that a test before has killed come back, in their time."""
+    cluster.wait_for_workers(2, timeout=60)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("maps")

@@ -24,8 +24,9 @@ from segcal.results import Failure
 class DaskCluster:
     """Does jobs on a cluster that runs already, given its scheduler's address or a client of it.
 
-    A job whose worker dies is done by another one; after as many deaths as Dask allows (three, by its own setting
-    `distributed.scheduler.allowed-failures`) it counts as the cause of them, and the other jobs go on.
+    A job whose worker dies is done by another one. After as many deaths as Dask allows (three, by its own setting
+    `distributed.scheduler.allowed-failures`) it is tried once more, when the others are done; if its workers die
+    again, it is the cause.
     """
 
     def __init__(self, cluster: str | Client, *, timeout_s: float = 30.0) -> None:
@@ -36,7 +37,19 @@ class DaskCluster:
         self, function: Callable[..., Failure | None], jobs: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[int, Failure | BaseException | None]]:
         """The place of each job and what it gave, as they come; a job's own exceptions are raised."""
-        futures = {self.client.submit(function, *job, pure=False): i for i, job in enumerate(jobs)}
+        killed: list[int] = []
+        for i, came in self._done(function, jobs, range(len(jobs))):
+            if isinstance(came, KilledWorker):
+                killed.append(i)
+            else:
+                yield i, came
+        for i in killed:  # Dask blames a job's neighbours on the same worker, too: alone, each shows what it does
+            yield from self._done(function, jobs, [i])
+
+    def _done(
+        self, function: Callable[..., Failure | None], jobs: Sequence[tuple[Any, ...]], places: Sequence[int]
+    ) -> Iterator[tuple[int, Failure | KilledWorker | None]]:
+        futures = {self.client.submit(function, *jobs[i], pure=False): i for i in places}
         try:
             for future in as_completed(futures, loop=self.client.loop):
                 error = future.exception()
