@@ -31,6 +31,15 @@ def batch(
     return (logits if activation != "none" else logits.softmax(1)).to(dtype), y
 
 
+def edge_batch(activation: str) -> tuple[Tensor, Tensor]:
+    """Probabilities of zero and one, and on edges and centres of 10 bins; after an activation, logits as extreme."""
+    grid = torch.arange(41) / 40
+    inputs = torch.stack([grid, 1 - grid])[None]
+    if activation != "none":
+        inputs = torch.where(inputs == 0, -1e4, torch.where(inputs == 1, 1e4, inputs))
+    return inputs, (grid > 0.5).long()[None]
+
+
 def sums_and_gradient(voxels, binning: tuple, activation: str, backend: str) -> tuple[Tensor, Tensor, Tensor]:
     inputs = voxels.inputs.clone().requires_grad_()
     bin_sums, class_sums = voxel_sums(inputs, voxels.labels, voxels.mask, *binning, activation, True, backend)

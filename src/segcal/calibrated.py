@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.errors import ConfigError, FileError
-from segcal.measure import Options, counted_voxels, not_probabilities, regions_of, slab_voxels
+from segcal.measure import Options, counted_voxels, not_probabilities, regions_of, slab_voxels, slabs_of
 from segcal.scaling import Calibrator, load_calibrator
 from segcal.scaling.calibrator import Activation, keep_decisions
 from segcal.volumes import Case, CaseFiles, open_case
@@ -101,9 +101,8 @@ def calibrated(calibrator: Calibrator, values: Array, options: Options, orientat
     if calibrator.spatial:
         return as_stored(transform_volume(calibrator, as_logits(values, options), orientation), options)
     flat = values.reshape(len(values), -1)
-    step = slab_voxels(len(flat))
-    for start in range(0, flat.shape[1], step):
-        part = flat[:, start : start + step]
+    for slab in slabs_of(flat):
+        part = flat[:, slab]
         part[...] = as_stored(calibrator.transform(as_logits(part, options)), options)
     return flat.reshape(values.shape)
 

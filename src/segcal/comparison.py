@@ -26,11 +26,10 @@ from segcal.intervals import (
     t_test,
     weighted_mean,
 )
-from segcal.metrics import ace, ece, mce, micro
+from segcal.metrics import ERRORS, micro
 from segcal.statistics import BinStatistics
 
 Key = tuple[str, str, str]  # average, label, metric
-ERRORS = {"ace": ace, "ece": ece, "mce": mce}
 HIGHER_IS_BETTER = frozenset({"dice"})
 TWO_SIDED = frozenset({"signed_gap"})  # neither high nor low is better
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from segcal.binning import Binning
 from segcal.errors import ConfigError, FileError, SegcalError, ShapeError
 from segcal.files import read_npz, write_npz, write_whole
-from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
+from segcal.metrics import ERRORS, ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
 from segcal.overlap import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
 from segcal.statistics import SUMS, BinStatistics
 
@@ -154,7 +154,7 @@ class Evaluation:
         found: dict[tuple[str, str, str], Tensor] = {}
         for reading in MICRO:
             stats = micro(self.binned, reading=reading, weights=weights)
-            metrics = {"ace": ace(stats), "ece": ece(stats), "mce": mce(stats)}
+            metrics = {name: error(stats) for name, error in ERRORS.items()}
             if reading == "pooled":
                 metrics |= {"dice": dice(map_sums(weights.matmul, self.overlap)), "signed_gap": signed_gap(stats)}
                 metrics |= _proper(map_sums(weights.matmul, self.scores))

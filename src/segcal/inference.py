@@ -20,7 +20,7 @@ from segcal.datasets import DataCase, Dataset
 from segcal.distributed import Processes
 from segcal.errors import ConfigError
 from segcal.evaluation import Evaluation
-from segcal.measure import CaseSums, Options, measure_voxels, slab_voxels
+from segcal.measure import CaseSums, Options, measure_voxels, slabs_of
 from segcal.prepare import PreparedStore
 from segcal.results import stack_cases
 
@@ -81,9 +81,8 @@ def soften(logits: Tensor) -> Tensor:
     """Probabilities of (class, x, y, z) logits, in their place: of a large image there may be no room for both."""
     values = logits.contiguous()
     flat = values.flatten(1).numpy()  # torch itself lets nobody write to what was made in its inference mode
-    step = slab_voxels(len(flat))
-    for start in range(0, flat.shape[1], step):
-        part = flat[:, start : start + step]
+    for slab in slabs_of(flat):
+        part = flat[:, slab]
         part[...] = torch.from_numpy(part).softmax(0).numpy()
     return values
 
@@ -105,9 +104,7 @@ def measure_logits(logits: Tensor, labels: np.ndarray[Any, Any], dataset: Datase
         # Regions are unions of values, not of indices.
         truth = np.array(dataset.values, np.uint8 if max(dataset.values) < 256 else np.int64)[truth]
     values = logits.flatten(1).numpy()
-    step = slab_voxels(len(values))
-    slabs = (slice(start, start + step) for start in range(0, len(truth), step))
-    return reduce(add, (measure_voxels(values[:, slab], truth[slab], options) for slab in slabs))
+    return reduce(add, (measure_voxels(values[:, slab], truth[slab], options) for slab in slabs_of(values)))
 
 
 def evaluate_prepared(

@@ -162,6 +162,12 @@ def slab_voxels(classes: int) -> int:
     return max(1 << 16, SLAB_ELEMENTS // classes)
 
 
+def slabs_of(values: Array) -> Iterator[slice]:
+    """Where to cut (class, voxel) values that are worked through a part at a time."""
+    step = slab_voxels(len(values))
+    return (slice(start, start + step) for start in range(0, values.shape[1], step))
+
+
 def measure_voxels(
     values: Array, labels: Array, options: Options, *, ranked: Array | None = None, threads: int | None = None
 ) -> CaseSums:

@@ -122,6 +122,10 @@ def equal_mass(stats: BinStatistics, bins: int) -> BinStatistics:
     return BinStatistics(count, confidence_sum, label_sum, Binning(bins))
 
 
+ERRORS = {"ace": ace, "ece": ece, "mce": mce}
+"""The three calibration errors by their names."""
+
+
 def _per_voxel(of_bin: Tensor, stats: BinStatistics) -> Tensor:
     """Mean over bins, each by its count; NaN where all are empty."""
     weight = torch.where(stats.occupied, stats.count, 0)

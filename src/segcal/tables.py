@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from segcal.comparison import ERRORS, HIGHER_IS_BETTER, TWO_SIDED, Comparison, Entry
+from segcal.comparison import HIGHER_IS_BETTER, TWO_SIDED, Comparison, Entry
 from segcal.evaluation import Evaluation, Row
 from segcal.files import csv_text, write_whole
+from segcal.metrics import ERRORS
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

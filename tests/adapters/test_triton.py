@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from backends import ACTIVATIONS, assert_agreement, batch, sums_and_gradient
+from backends import ACTIVATIONS, assert_agreement, batch, edge_batch, sums_and_gradient
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
@@ -66,11 +66,7 @@ def test_label_types_agree(label_dtype):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_probabilities_of_zero_and_one_and_on_edges_and_centres_agree(kernel, activation):
-    grid = torch.arange(41) / 40
-    inputs = torch.stack([grid, 1 - grid])[None]
-    if activation != "none":
-        inputs = torch.where(inputs == 0, -1e4, torch.where(inputs == 1, 1e4, inputs))
-    voxels = read_voxels(inputs, (grid > 0.5).long()[None])
+    voxels = read_voxels(*edge_batch(activation))
     assert_agreement(voxels, (10, kernel, None, "left"), activation, "triton")
 
 

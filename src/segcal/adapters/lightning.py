@@ -30,12 +30,11 @@ from segcal.diagrams import reliability
 from segcal.distributed import Processes
 from segcal.errors import ConfigError, LabelError, ShapeError, one_of
 from segcal.losses import Activation
-from segcal.metrics import ace, ece, mce
+from segcal.metrics import ERRORS
 from segcal.plots.reliability import reliability_grid
 from segcal.plots.style import COLUMN_IN, PAGE_IN, SCREEN_DPI, default_settings, new_figure
 from segcal.statistics import BinStatistics
 
-_ERRORS = {"ace": ace, "ece": ece, "mce": mce}
 _COLUMNS = 4  # of diagrams beside each other
 
 _Batch = tuple[list[Hashable] | None, BinStatistics]  # names of its cases, if they have any
@@ -100,9 +99,6 @@ class CalibrationMonitor(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._batches = []
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._batches = []
-
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -113,26 +109,16 @@ class CalibrationMonitor(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         if dataloader_idx == self.loader:
-            self._batches.append(self._collect(outputs, batch, "validation_step", trainer.world_size))
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if dataloader_idx == self.loader:
-            self._batches.append(self._collect(outputs, batch, "test_step", trainer.world_size))
+            step = "test_step" if trainer.testing else "validation_step"
+            self._batches.append(self._collect(outputs, batch, step, trainer.world_size))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._finish(trainer, pl_module, f"{self.prefix}val")
+            self._finish(trainer, pl_module, f"{self.prefix}{'test' if trainer.testing else 'val'}")
 
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer, pl_module, f"{self.prefix}test")
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
 
     def _collect(self, outputs: Any, batch: Any, step: str, processes: int) -> _Batch:
         """The sums of a batch; also in the sanity check, which so finds a wrong step before the training."""
@@ -233,7 +219,7 @@ def _each_once(batches: Sequence[_Batch]) -> tuple[BinStatistics, tuple[Hashable
 def _values(stats: BinStatistics, names: Sequence[str] | None) -> dict[str, float]:
     """Errors over all voxels and as means over cases: the mean over classes, and each class that has a name."""
     values = {}
-    for metric, error in _ERRORS.items():
+    for metric, error in ERRORS.items():
         for name, errors in ((metric, error(stats.pool("case"))), (f"{metric}_macro", error(stats))):
             values[name] = errors.nanmean().item()
             for label, column in zip(names or (), errors.unbind(1), strict=False):

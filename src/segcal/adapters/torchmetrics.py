@@ -11,10 +11,8 @@ from torchmetrics import Metric
 from segcal.binning import Binning
 from segcal.collect import bin_statistics
 from segcal.errors import one_of
-from segcal.metrics import ace, ece, mce
+from segcal.metrics import ERRORS
 from segcal.statistics import BinStatistics
-
-_ERRORS = {"ece": ece, "ace": ace, "mce": mce}
 
 
 class CalibrationError(Metric):
@@ -43,7 +41,7 @@ class CalibrationError(Metric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        one_of("error", error, tuple(_ERRORS))
+        one_of("error", error, tuple(ERRORS))
         one_of("average", average, ("macro", "none"))
         self.error, self.binning, self.average = error, Binning(bins), average
         self.background, self.ignore_index = background, ignore_index
@@ -65,7 +63,7 @@ class CalibrationError(Metric):
         return BinStatistics(self.count[None], self.confidence_sum[None], self.label_sum[None], self.binning)
 
     def compute(self) -> Tensor:
-        errors = _ERRORS[self.error](self.statistics)[0]
+        errors = ERRORS[self.error](self.statistics)[0]
         if not self.background:
             errors = errors[1:]
         return errors.nanmean() if self.average == "macro" else errors

@@ -29,7 +29,8 @@ def open_decathlon(root: Path) -> Dataset:
     if not cases:
         raise wrong_layout(root, LAYOUT)
     tests = sorted({root / path for path in _listed(root, content, "test") if _is_path(path)})
-    problems += [problem for path in tests if (problem := _fault(root, path)) is not None]
+    faults = {path: _fault(root, path) for path in tests}
+    problems += [fault for fault in faults.values() if fault is not None]
     channels = channel_names(root / "dataset.json", content, "modality")
     values = tuple(sorted({0, *names}))
     return Dataset(
@@ -41,7 +42,7 @@ def open_decathlon(root: Path) -> Dataset:
         values=values,
         cases=cases,
         unlabelled=tuple(
-            DataCase(_stem(path), _stem(path), (path,), None) for path in tests if _fault(root, path) is None
+            DataCase(_stem(path), _stem(path), (path,), None) for path, fault in faults.items() if fault is None
         ),
         recipe=fitted_recipe(cases, channels),
         notes=_notes(root, content, cases, problems),
