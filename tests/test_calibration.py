@@ -11,11 +11,12 @@ from scipy.special import expit, log_softmax, softmax
 from typer.testing import CliRunner
 
 from segcal import ConfigError, evaluate
-from segcal.calibrated import LEAST, orientation_of, turn, turn_back
+from segcal.calibrated import LEAST, turn, turn_back
 from segcal.calibration import _folds, apply_calibrator, fit_calibrator, reliability_before_and_after
 from segcal.cli import app
 from segcal.errors import LabelError, SegcalError
 from segcal.scaling import Temperature, VectorScaling, load_calibrator
+from segcal.volumes.orientation import orientation_of
 
 SHAPE = (10, 9, 8)
 AFFINE = np.array([[-1.0, 0, 0, 3], [0, 0, 2.0, -4], [0, 1.5, 0, 5], [0, 0, 0, 1]])  # axes flipped and exchanged

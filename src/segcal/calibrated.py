@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from nibabel import orientations
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,13 +17,12 @@ from segcal.measure import Options, counted_voxels, not_probabilities, regions_o
 from segcal.scaling import Calibrator, load_calibrator
 from segcal.scaling.calibrator import Activation, keep_decisions
 from segcal.volumes import Case, CaseFiles, open_case
+from segcal.volumes.orientation import AS_IT_IS, orientation_of, turned, way_back
 
 Array = NDArray[Any]
 
 LEAST = 1e-7
 """Probabilities are taken as at least this (of a sigmoid also at most 1 less this) before their logarithm."""
-_orientations: Any = orientations  # nibabel has no types
-_AS_IT_IS = np.array([[axis, 1.0] for axis in range(3)])
 
 
 @lru_cache(maxsize=2)
@@ -168,22 +166,16 @@ class FolderCase:
         return torch.from_numpy(labels)
 
 
-def orientation_of(affine: Array | None) -> Array:
-    """nibabel's: which axis goes along the body's, and which way; as they are, where no affine says so."""
-    return _AS_IT_IS if affine is None else _orientations.io_orientation(affine)
-
-
 def turn(values: Tensor, orientation: Array) -> Tensor:
     """(class, x, y, z) with the axes nearest to right, front and head."""
-    if np.array_equal(orientation, _AS_IT_IS):
+    if np.array_equal(orientation, AS_IT_IS):
         return values
-    moved = _orientations.apply_orientation(np.moveaxis(values.numpy(), 0, -1), orientation)
-    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(moved, -1, 0)))
+    return torch.from_numpy(np.ascontiguousarray(turned(values.numpy(), orientation)))
 
 
 def turn_back(values: Tensor, orientation: Array) -> Tensor:
     """What `turn` took."""
-    return turn(values, _orientations.ornt_transform(_AS_IT_IS, orientation))
+    return turn(values, way_back(orientation))
 
 
 def transform_volume(calibrator: Calibrator, logits: Tensor, orientation: Array) -> Tensor:

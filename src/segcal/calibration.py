@@ -17,7 +17,6 @@ from segcal.calibrated import (
     activation_of,
     calibrated,
     check_fits,
-    orientation_of,
 )
 from segcal.cohort import open_cohort
 from segcal.errors import ConfigError, SegcalError
@@ -35,6 +34,7 @@ from segcal.scaling import (
     make_calibrator,
 )
 from segcal.volumes import CaseFiles, Pairing, PredictionFiles, find_predictions, open_case, open_prediction, places
+from segcal.volumes.orientation import orientation_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import nibabel
 import numpy as np
 import torch
-from nibabel.orientations import apply_orientation, io_orientation, ornt_transform
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,15 +30,13 @@ from segcal.measure import stamp
 from segcal.volumes.arrays import StoredArray, read_array
 from segcal.volumes.cases import whole_numbers
 from segcal.volumes.grids import fit
+from segcal.volumes.orientation import AS_IT_IS, orientation_of, turned, way_back
 
 Array = NDArray[Any]
 
 PREPARATION = 2  # raised when prepared files of before no longer fit
 MOST_FOREGROUND = 20_000  # voxels remembered of each class, to draw patches around
 OUTSIDE = 12.0  # logit of the background where the image was cut away; its probability is 1 to five digits
-_apply: Any = apply_orientation  # nibabel has no types
-_orientation: Any = io_orientation
-_between: Any = ornt_transform
 
 
 @dataclass(frozen=True)
@@ -121,13 +118,13 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
     if len(image) != len(dataset.channels):
         raise GridError(f"{case.name}: the image must have {len(dataset.channels)} channels; it has {len(image)}.")
     original = image.shape[1:]
-    turn = _orientation(affine) if np.isfinite(affine).all() else np.full((3, 2), np.nan)
+    turn = orientation_of(affine) if np.isfinite(affine).all() else np.full((3, 2), np.nan)
     if not np.isfinite(turn).all():
         raise FileError(f"{case.name}: the header must say which way each axis runs; its affine is singular.")
-    image = _turned(image, turn)
+    image = turned(image, turn)
     truth = None
     if labels:
-        truth = _turned(read_labels(case, dataset, first=first)[None], turn)[0]
+        truth = turned(read_labels(case, dataset, first=first)[None], turn)[0]
     box = _foreground_box(image, config) if config.crop_foreground else tuple((0, n) for n in image.shape[1:])
     cut = tuple(slice(*ends) for ends in box)
     size = _new_size([stop - start for start, stop in box], spacing[np.argsort(turn[:, 0])], config)
@@ -143,7 +140,8 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
 
 
 def restore(logits: Tensor, geometry: Geometry) -> Tensor:
-    """(class, x, y, z) logits of a prepared image on the grid of the original one.
+    """(class, x, y, z) logits of a prepared image on the grid of the original one; in their place where they are only
+    turned, since of a large image there may be no room for both.
 
     Where the image was cut away there is background.
     """
@@ -156,8 +154,12 @@ def restore(logits: Tensor, geometry: Geometry) -> Tensor:
         whole[0] = OUTSIDE
         whole[:, *(slice(*ends) for ends in geometry.box)] = logits
         logits = whole
-    back = _between(np.array([[0, 1], [1, 1], [2, 1]]), turn)
-    return torch.from_numpy(np.ascontiguousarray(_turned(logits.numpy(), back)))
+    values = logits.numpy()
+    result = values.reshape(len(values), *geometry.shape)
+    if not np.array_equal(turn, AS_IT_IS):
+        for before, after in zip(values, result, strict=True):
+            after[...] = turned(before[None].copy(), way_back(turn))[0]
+    return torch.from_numpy(result)
 
 
 def resample(values: Tensor, size: Any, *, nearest: bool = False) -> Tensor:
@@ -232,12 +234,6 @@ def _onto(case: DataCase, first: StoredArray, path: Path, stored: StoredArray) -
         return fit(case.name, first, [stored])[1][0]
     except GridError:
         raise GridError(f"{case.name}: {off_grid(path, stored, case.images[0], first)}") from None
-
-
-def _turned(values: Array, turn: Array) -> Array:
-    """(channel, x, y, z) with its axes turned."""
-    turned: Array = np.moveaxis(_apply(np.moveaxis(values, 0, 3), turn), 3, 0)
-    return turned
 
 
 def _foreground_box(image: Array, config: DataConfig) -> tuple[tuple[int, int], ...]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import segcal
-from segcal.calibrated import orientation_of, transform_volume, turn
+from segcal.calibrated import transform_volume, turn
 from segcal.checkpoint import BEST, load_checkpoint
 from segcal.config import RunConfig, read_config
 from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
@@ -45,6 +45,7 @@ from segcal.results import (
 from segcal.scaling import Calibrator
 from segcal.volumes import Pairing
 from segcal.volumes.arrays import gzip_into
+from segcal.volumes.orientation import orientation_of
 
 _Image: Any = nibabel.Nifti1Image  # nibabel has no types
 Side = Literal["train", "validation", "test", "all"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import nibabel
 import numpy as np
-from nibabel.orientations import io_orientation
 from numpy.typing import NDArray
 
 from segcal.datasets.dataset import DataCase, Recipe
+from segcal.volumes.orientation import orientation_of
 
 # ACDC's protocol, which asks for nothing in particular.
 PLAIN = Recipe(
@@ -30,7 +30,6 @@ CT_WINDOW = (-175.0, 250.0)  # soft tissue, as MONAI's examples for abdominal CT
 LARGEST_PATCH = 128  # the paper's for KiTS
 PATCH_STEP = 16  # the network halves its input four times
 _MOST_HEADERS = 25
-_orientation: Any = io_orientation
 
 
 def fitted_recipe(cases: Sequence[DataCase], channels: Sequence[str]) -> Recipe:
@@ -60,7 +59,7 @@ def shape_and_spacing(case: DataCase) -> tuple[NDArray[Any], NDArray[Any]] | Non
     """Along the axes right, anterior, superior, to which training turns every image."""
     try:
         image: Any = nibabel.load(case.images[0])
-        order = np.argsort(_orientation(image.affine)[:, 0])
+        order = np.argsort(orientation_of(image.affine)[:, 0])
         shape, spacing = np.array(image.shape[:3])[order], np.array(image.header.get_zooms()[:3])[order]
     except Exception:  # whatever a broken file does; the check names it
         return None

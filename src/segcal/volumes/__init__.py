@@ -1,8 +1,8 @@
 """Predicted probability maps and label maps on disk: pair them, check that their grids agree, read them in slabs.
 
-Reading order: `pairing` (which files belong together), `arrays` (what a file holds), `grids` (which axis is which and
-whether prediction and label lie in the same place), `cases` (a case read slab by slab), `predictions` (maps without
-labels, read whole and written back).
+Reading order: `pairing` (which files belong together), `arrays` (what a file holds), `orientation` (which way its axes
+run), `grids` (which axis is which and whether prediction and label lie in the same place), `cases` (a case read slab by
+slab), `predictions` (maps without labels, read whole and written back).
 """
 
 from segcal.volumes.cases import Case, open_case

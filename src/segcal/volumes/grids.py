@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from nibabel.orientations import aff2axcodes, inv_ornt_aff, io_orientation
+from nibabel.orientations import aff2axcodes, inv_ornt_aff
 from numpy.typing import NDArray
 
 from segcal.errors import GridError, ShapeError
 from segcal.volumes.arrays import NNUNET_KEYS, Geometry, StoredArray
+from segcal.volumes.orientation import orientation_of
 
-_orientation: Any = io_orientation  # nibabel has no types
-_inverse: Any = inv_ornt_aff
+_inverse: Any = inv_ornt_aff  # nibabel has no types
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SPACING_TOLERANCE = 1e-3  # relative; headers carry rounded voxel sizes
 _AFFINE_TOLERANCE_MM = 1e-2  # the two forms of a NIfTI affine differ by rounding
@@ -252,7 +252,7 @@ def _turn_back(stored: StoredArray, target: Reading) -> NDArray[Any] | None:
     if stored.values.ndim != 4 or target.geometry is None or not target.geometry.affines:
         return None
     own = target.geometry.affines[0]
-    turned = own @ _inverse(_orientation(own), target.shape)
+    turned = own @ _inverse(orientation_of(own), target.shape)
     return _turn(stored.values.transpose(0, 3, 2, 1), turned, target.shape, own)
 
 
