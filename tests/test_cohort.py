@@ -352,6 +352,19 @@ def test_started_again_it_reads_only_what_changed(folder, monkeypatch):
     assert len(read) == 7
 
 
+def test_sums_that_were_spoilt_since_are_measured_again(folder):
+    run(folder)
+    before = contents(folder / "out")
+    first, second, third = sorted((folder / "out" / ".parts").glob("*.npz"))
+    first.write_bytes(first.read_bytes()[:100])
+    second.write_bytes(b"")
+    with np.load(third) as content:
+        np.savez(third, **{name: content[name][:2] if name == "bins" else content[name] for name in content.files})
+    (folder / "out" / "evaluation.npz").unlink()
+    assert run(folder).exit_code == 0
+    assert contents(folder / "out") == before
+
+
 def test_killed_half_way_it_goes_on_and_ends_the_same(folder):
     undisturbed = contents(folder / "out") if run(folder).exit_code == 0 else None
     shutil.rmtree(folder / "out")

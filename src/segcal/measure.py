@@ -100,9 +100,23 @@ class CaseSums:
         """What `save` wrote: the sums and the stamps."""
         header, arrays = read_npz(path, kind=FORMAT)
         try:
-            return CaseSums(**arrays), header["files"]
-        except (LookupError, TypeError) as error:
+            sums, stamps = CaseSums(**arrays), header["files"]
+            shapes = [getattr(sums, f.name).shape for f in fields(sums)]
+            (_, classes, bins), (_, top_bins) = shapes[:2]
+            if shapes != [(3, classes, bins), (3, top_bins), (3, classes), (3, classes)] or top_bins not in (0, bins):
+                raise ValueError(f"its arrays are {shapes}")
+        except (LookupError, TypeError, ValueError) as error:
             raise SegcalError(f"{path} must hold the sums of a case; {error}.") from error
+        return sums, stamps
+
+    @staticmethod
+    def are_in(path: Path) -> bool:
+        """Whether a file has the sums of a case; it may be missing, or spoilt since it was written."""
+        try:
+            CaseSums.load(path)
+        except (SegcalError, OSError):
+            return False
+        return True
 
 
 def stamp(path: Path) -> dict[str, int]:

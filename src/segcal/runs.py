@@ -220,7 +220,7 @@ def evaluate_run(
     failures: list[Failure] = []
     with open_parts(out) as folder:
         parts = {case.name: folder / f"{_key(run, case, mark, 'sums', str(options))}.npz" for case in cases}
-        waiting = [case for case in cases if not parts[case.name].exists()]
+        waiting = [case for case in cases if not CaseSums.are_in(parts[case.name])]
         done = len(cases) - len(waiting)
         if spread is None:
             jobs: Iterable[Failure | None] = (
