@@ -1,7 +1,8 @@
 """Faults of the system: no room, no right to write, files that go or change, clocks, kills, and Ctrl-C.
 
-A full disk is played by the limit that the kernel sets on the size of files, which needs no rights: a write beyond it
-fails half way. Commands run in this process; each is first run undisturbed, which is what must come out.
+A full disk is a device too small for what a command makes, where the tests may mount one, and always the limit that the
+kernel sets on the size of files: a write beyond it fails half way. Commands run in this process; each is first run
+undisturbed, which is what must come out.
 """
 
 from __future__ import annotations
@@ -235,10 +236,44 @@ def test_a_full_disk_ends_in_one_sentence_and_with_room_the_same_command_ends_as
     assert re.search(r"\S+ cannot be written: File too large\.", said(full)), full.output
     assert isinstance(full.exception, SystemExit)
     assert not [path for path in out.rglob("*") if path.is_file() and path.stat().st_size == size > 0]
-    assert not [path for path in hidden(out) if path.name != ".parts"]
+    assert not hidden(out)
     again = run(name, data, out)
     assert again.exit_code == 0, again.output
     assert COMMANDS[name].result(out) == calm[name]
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """A file system in memory."""
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+PAGE = resource.getpagesize()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_device_without_room_for_all_ends_in_one_sentence_and_with_room_as_undisturbed(name, data, calm, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    made = [path.stat().st_size for path in (data / f"calm-{name}").rglob("*") if path.is_file()]
+    pages = sum(-(-size // PAGE) for size in made)
+    with mounted(out, f"size={max(1, pages // 2) * PAGE}"):
+        (out / "of somebody else").write_bytes(bytes(PAGE))
+        full = run(name, data, out)
+        assert full.exit_code == 1, full.output
+        assert re.search(r"\S+ cannot be written: No space left on device\.", said(full)), full.output
+        assert isinstance(full.exception, SystemExit)
+        assert not hidden(out)
+        subprocess.run(["mount", "-o", "remount,size=1g", out], check=True)
+        again = run(name, data, out)
+        assert again.exit_code == 0, again.output
+        assert COMMANDS[name].result(out) == calm[name]
 
 
 @pytest.fixture
@@ -248,11 +283,8 @@ def read_only(tmp_path) -> Iterator[Path]:
     if os.geteuid():
         yield folder
         return
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", folder], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"the superuser may write everywhere, and mounts nothing here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with mounted(folder, "ro"):  # the superuser may write everywhere else
+        yield folder
 
 
 @pytest.mark.parametrize("name", COMMANDS)
