@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from segcal.errors import ConfigError, SegcalError
+from segcal.parsing import parse_json
 
 _MARK = re.compile(r"[0-9a-f]{32}")
 
@@ -199,7 +200,7 @@ class Ledger:
         self.path = path
         self.content: dict[str, str] = {}
         with suppress(OSError, ValueError, TypeError):  # not there, or not ours: begin anew
-            self.content = dict(json.loads(path.read_text(encoding="utf-8")))
+            self.content = dict(parse_json(path.read_text(encoding="utf-8")))
 
     def get(self, name: str) -> str | None:
         return self.content.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import reduce
@@ -51,6 +52,8 @@ def _check_patches(network: nn.Module, config: RunConfig) -> None:
     if factor_of is None:
         return
     factors = [int(factor) for factor in factor_of()]
+    if min(factors) < 1:
+        raise ConfigError(f"network.options must give the network a level; it would divide its input by {factors}.")
     for key in ("patch", "inference_patch"):
         patch = getattr(config.data, key)
         if any(width % factor for width, factor in zip(patch, factors, strict=True)):
@@ -65,15 +68,23 @@ def predict_logits(network: nn.Module, image: Tensor, config: RunConfig, device:
     """(class, x, y, z) logits of a prepared image: overlapping windows, blended with Gaussian weights."""
     network.eval()
     half = config.training.mixed_precision and device.type == "cuda"
-    with torch.inference_mode(), torch.autocast(device.type, enabled=half):
-        logits: Any = sliding_window_inference(
-            image[None].to(device),
-            config.data.inference_patch,
-            sw_batch_size=1,
-            predictor=network,
-            overlap=config.data.inference_overlap,
-            mode="gaussian",
-        )
+    try:
+        with torch.inference_mode(), torch.autocast(device.type, enabled=half):
+            logits: Any = sliding_window_inference(
+                image[None].to(device),
+                config.data.inference_patch,
+                sw_batch_size=1,
+                predictor=network,
+                overlap=config.data.inference_overlap,
+                mode="gaussian",
+            )
+    except RuntimeError as error:  # torch has no class of its own for this on every device
+        if not re.search("allocate memory|out of memory", str(error)):
+            raise
+        raise MemoryError(
+            f"the image {tuple(image.shape)} with data.inference_patch = {list(config.data.inference_patch or ())} "
+            f"needs more memory than there is on {device.type}"
+        ) from error
     return torch.as_tensor(logits[0]).float().cpu()
 
 

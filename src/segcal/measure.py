@@ -101,13 +101,21 @@ class CaseSums:
         header, arrays = read_npz(path, kind=FORMAT)
         try:
             sums, stamps = CaseSums(**arrays), header["files"]
-            shapes = [getattr(sums, f.name).shape for f in fields(sums)]
-            (_, classes, bins), (_, top_bins) = shapes[:2]
-            if shapes != [(3, classes, bins), (3, top_bins), (3, classes), (3, classes)] or top_bins not in (0, bins):
-                raise ValueError(f"its arrays are {shapes}")
+            sums._check()
         except (LookupError, TypeError, ValueError) as error:
             raise SegcalError(f"{path} must hold the sums of a case; {error}.") from error
         return sums, stamps
+
+    def _check(self) -> None:
+        """Refuse what `measure_voxels` never makes. Scores may be infinite, or below 0 by rounding; sums may not."""
+        arrays = [np.asarray(getattr(self, f.name)) for f in fields(self)]
+        (_, classes, bins), (_, top_bins), *_ = shapes = [array.shape for array in arrays]
+        if shapes != [(3, classes, bins), (3, top_bins), (3, classes), (3, classes)] or top_bins not in (0, bins):
+            raise ValueError(f"its arrays have the shapes {shapes}")
+        if any(array.dtype != np.float64 for array in arrays):
+            raise ValueError("its arrays are not float64")
+        if not all(((array >= 0) & (array < 2**60)).all() for array in arrays[:3]):
+            raise ValueError("its sums are not finite numbers of at least 0")
 
     @staticmethod
     def are_in(path: Path) -> bool:

@@ -27,6 +27,7 @@ from segcal.datasets.check import off_grid
 from segcal.errors import FileError, GridError, LabelError
 from segcal.files import make_folder, write_whole
 from segcal.measure import stamp
+from segcal.parsing import parse_json
 from segcal.volumes.arrays import StoredArray, read_array
 from segcal.volumes.cases import whole_numbers
 from segcal.volumes.grids import fit
@@ -209,7 +210,7 @@ PARTS = ("image", "labels", "foreground")
 
 
 def _stored_case(stem: Path) -> PreparedCase:
-    content = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    content = parse_json(stem.with_suffix(".json").read_text(encoding="utf-8"))
     image, labels, foreground = (np.load(f"{stem}.{part}.npy", mmap_mode="r") for part in PARTS)
     return PreparedCase(image, labels, foreground, geometry_from(content))
 

@@ -105,7 +105,7 @@ def make_maps(out: Path, ledger: str, jobs: Sequence[MapJob], progress: Callable
                 found.paths.extend(job.targets)
             except WriteError:  # it would be the same for every case
                 raise
-            except (SegcalError, OSError) as error:
+            except (SegcalError, OSError, MemoryError) as error:
                 found.failures.append(Failure(job.name, type(error).__name__, str(error)))
             progress(i + 1, len(jobs), job.name)
     return found

@@ -28,6 +28,7 @@ from segcal.errors import ConfigError, FileError, SegcalError, one_of
 from segcal.files import WriteError, new_file, write_whole
 from segcal.inference import build_network, measure_logits, measuring_options, predict_logits, soften
 from segcal.measure import CaseSums, Options, stamp, unchanged
+from segcal.parsing import parse_json
 from segcal.prepare import prepare_case, read_labels, restore
 from segcal.results import (
     Failure,
@@ -109,6 +110,9 @@ def load_run(
         raise FileError(f"{folder} must be the folder of a run; it has no config.toml.")
     config = read_config(folder / "config.toml")
     dataset = open_dataset(config.data.dataset, root or config.data.root) if with_data else _remembered(folder, config)
+    filled = config.resolved(dataset).data
+    if left := [f"data.{name}" for name, value in config.data if value is None and getattr(filled, name) is not None]:
+        raise FileError(f"{folder / 'config.toml'} must say {left[0]}; the one that train writes leaves nothing open.")
     network = build_network(config, dataset)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     path = folder / checkpoint
@@ -132,7 +136,7 @@ def remember(folder: Path, dataset: Dataset) -> None:
 
 def _remembered(folder: Path, config: RunConfig) -> Dataset:
     try:
-        known = json.loads((folder / CLASSES).read_text(encoding="utf-8"))
+        known = parse_json((folder / CLASSES).read_text(encoding="utf-8"))
         channels, classes, values = (tuple(known[name]) for name in ("channels", "classes", "values"))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise FileError(f"{folder / CLASSES} must hold channels, classes and values; {error}.") from error
@@ -256,7 +260,7 @@ def _measure_to(
         sums.save(part, case.name, case.files)
     except WriteError:  # it would be the same for every case
         raise
-    except (SegcalError, OSError) as error:
+    except (SegcalError, OSError, MemoryError) as error:
         return Failure(case.name, type(error).__name__, str(error))
     return None
 

@@ -340,6 +340,72 @@ def _load_checkpoint(path: Path) -> None:
     load_checkpoint(path)
 
 
+def _write_run(file: str) -> Callable[[Path], Path]:
+    """A run as `train` leaves it, and an image to predict."""
+
+    def write(folder: Path) -> Path:
+        import layouts
+        import tiny
+        import torch
+
+        from segcal.checkpoint import save_checkpoint
+        from segcal.datasets import open_dataset
+        from segcal.inference import build_network
+        from segcal.runs import remember
+
+        dataset = open_dataset("decathlon", layouts.write_decathlon(folder / "data"))
+        config = tiny.tiny_config("decathlon", dataset.root, patch=(8, 8, 4)).resolved(dataset)
+        run = folder / "run"
+        run.mkdir()
+        config.save(run / "config.toml")
+        remember(run, dataset)
+        torch.manual_seed(0)
+        save_checkpoint(run / "best.pt", {"network": build_network(config, dataset).state_dict()})
+        _volume(folder / "images" / "case.nii.gz", np.repeat(_maps()[..., :1], len(dataset.channels), -1).squeeze())
+        return run / file
+
+    return write
+
+
+def _predict(path: Path) -> None:
+    """As `predict --images` does, and again: what is there stays."""
+    from segcal.runs import image_cases, load_run, predict
+
+    root = path.parent.parent
+    shutil.rmtree(root / "out", ignore_errors=True)
+    run = load_run(path.parent, with_data=False)
+    for _ in range(2):
+        done = predict(run, root / "out", cases=image_cases(root / "images", len(run.dataset.channels)))
+        for failure in done.failures:
+            check_message(failure.message)
+
+
+def _write_part(folder: Path) -> Path:
+    return next((_write_evaluation(folder).parent / ".parts").glob("*.npz"))
+
+
+def _evaluate_again(path: Path) -> None:
+    """Sums that were kept and spoilt are measured again."""
+    import segcal
+
+    root = path.parents[2]
+    outcome = segcal.evaluate(root / "maps", root / "labels", root / "results")
+    assert outcome.evaluation is not None
+
+
+def _write_ledger(folder: Path) -> Path:
+    _apply_to(folder, _write_calibrator("temperature")(folder))
+    return folder / "out" / "calibrated.json"
+
+
+def _apply_to(folder: Path, calibrator: Path) -> None:
+    from segcal.calibration import apply_calibrator
+
+    maps = np.random.default_rng(0).dirichlet(np.ones(3), SHAPE).astype(np.float32)
+    done = apply_calibrator(calibrator, _volume(folder / "maps" / "case.nii.gz", maps).parent, folder / "out")
+    assert not done.failures
+
+
 def _write_plans(folder: Path) -> Path:
     _volume(folder / "maps" / "case.npz", _maps())
     _volume(folder / "labels" / "case.nii.gz", _labels())
@@ -416,5 +482,13 @@ TARGETS: dict[str, Target] = {
     "local": Target(_write_calibrator("local-temperature"), mutate.spoil_json, _load_calibrator),
     "evaluation": Target(_write_evaluation, _spoil_evaluation, _load_evaluation),
     "statistics": Target(_write_statistics, _spoil_evaluation, _load_statistics),
+    "part": Target(_write_part, _spoil_evaluation, _evaluate_again),
+    "ledger": Target(
+        _write_ledger,
+        mutate.spoil_json,
+        lambda path: _apply_to(path.parents[1], path.parents[1] / "calibrator.json"),
+    ),
+    "run-config": Target(_write_run("config.toml"), mutate.spoil_toml, _predict),
+    "run-classes": Target(_write_run("classes.json"), mutate.spoil_json, _predict),
     "checkpoint": Target(_write_checkpoint, mutate.spoil_zip(mutate.spoil_bytes), _load_checkpoint),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,6 +136,7 @@ def _show_fit(fitted: Fitted) -> None:
 def _settings(pairs: list[str] | tuple[()]) -> dict[str, Any]:
     """key=value as settings; values are JSON where they can be, words otherwise."""
     from segcal.errors import ConfigError
+    from segcal.parsing import parse_json
 
     settings: dict[str, Any] = {}
     for pair in pairs:
@@ -144,7 +144,7 @@ def _settings(pairs: list[str] | tuple[()]) -> dict[str, Any]:
         if not equals or not key:
             raise ConfigError(f"a setting must read key=value, as objective=ace; got {pair!r}.")
         try:
-            settings[key] = json.loads(value)
+            settings[key] = parse_json(value)
         except ValueError:
             settings[key] = value
     return settings

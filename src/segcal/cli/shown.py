@@ -78,6 +78,9 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
     except OSError as error:
         say(f"{type(error).__name__}: {_sentence(error)}")
         raise typer.Exit(1) from None
+    except MemoryError as error:
+        say(f"MemoryError: there must be more memory for this; {error}.")
+        raise typer.Exit(1) from None
     except SegcalError as error:
         say(f"{type(error).__name__}: {error}")
         raise typer.Exit(2) from None

@@ -8,12 +8,12 @@ for each voxel) with `objective`.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
+from segcal.parsing import parse_json
 from segcal.scaling.calibrator import FORMAT, Calibrator, FitReport
 from segcal.scaling.curves import HistogramBinning, Isotonic
 from segcal.scaling.ensemble import EnsembleTemperature
@@ -70,7 +70,7 @@ def make_calibrator(method: str, **settings: Any) -> Calibrator:
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     """A calibrator that `save` wrote."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
         calibrator = make_calibrator(content["method"], **content["settings"])

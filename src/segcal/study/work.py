@@ -27,6 +27,7 @@ from torch import Tensor
 
 from segcal.errors import SegcalError
 from segcal.files import write_whole, writing
+from segcal.parsing import parse_json
 from segcal.results import Outcome
 from segcal.runs import Run, evaluate_run, load_run
 from segcal.scaling import Calibrator, load_calibrator
@@ -263,7 +264,7 @@ class _Spool:
 
 def _read(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(parse_json(path.read_text(encoding="utf-8")))
     return {}
 
 

@@ -8,7 +8,6 @@ raises `FileError`, whatever is wrong with it.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import math
 import mmap
@@ -27,6 +26,7 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
 from segcal.errors import FileError
+from segcal.parsing import parse_json
 
 try:
     from isal import igzip as gzip
@@ -277,7 +277,7 @@ def _turned_by_nnunet(path: Path) -> bool:
     """
     for folder in (path.parent, path.parent.parent.parent):
         try:
-            plans = json.loads((folder / "plans.json").read_text(encoding="utf-8"))
+            plans = parse_json((folder / "plans.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         return isinstance(plans, dict) and plans.get("image_reader_writer") == "NibabelIOWithReorient"
