@@ -525,7 +525,7 @@ def test_dark_and_light_follow_the_system_until_the_button_decides(page):
 
 
 @pytest.mark.parametrize("address", ["", "#case=case_10"])
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("width", [320, 768, 1100, 1400])
 def test_the_page_never_scrolls_sideways(page, report, width, address):
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(report.as_uri() + address)
