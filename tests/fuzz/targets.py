@@ -341,27 +341,13 @@ def _load_checkpoint(path: Path) -> None:
 
 
 def _write_run(file: str) -> Callable[[Path], Path]:
-    """A run as `train` leaves it, and an image to predict."""
+    """A run, and an image to predict."""
 
     def write(folder: Path) -> Path:
-        import layouts
         import tiny
-        import torch
 
-        from segcal.checkpoint import save_checkpoint
-        from segcal.datasets import open_dataset
-        from segcal.inference import build_network
-        from segcal.runs import remember
-
-        dataset = open_dataset("decathlon", layouts.write_decathlon(folder / "data"))
-        config = tiny.tiny_config("decathlon", dataset.root, patch=(8, 8, 4)).resolved(dataset)
-        run = folder / "run"
-        run.mkdir()
-        config.save(run / "config.toml")
-        remember(run, dataset)
-        torch.manual_seed(0)
-        save_checkpoint(run / "best.pt", {"network": build_network(config, dataset).state_dict()})
-        _volume(folder / "images" / "case.nii.gz", np.repeat(_maps()[..., :1], len(dataset.channels), -1).squeeze())
+        run = tiny.untrained_run(folder)
+        _volume(folder / "images" / "case.nii.gz", _maps()[..., 0])
         return run / file
 
     return write

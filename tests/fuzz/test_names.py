@@ -13,6 +13,7 @@ from pathlib import Path
 import layouts
 import numpy as np
 import pytest
+import tiny
 from typer.testing import CliRunner
 
 import segcal
@@ -127,6 +128,18 @@ def test_calibrated_maps_stay_in_their_folder(evaluated, tmp_path):
     assert result.exit_code == 0, result.output
     maps = {name for name in files_in(tmp_path) if name.endswith(".nii")}
     assert maps == {f"out/{name}.nii" for name in IN_FILES}
+
+
+def test_predicted_maps_stay_in_their_folder(tmp_path):
+    run = tiny.untrained_run(tmp_path)
+    for name in IN_FILES:
+        layouts.save(tmp_path / "named" / f"{name}.nii", np.random.default_rng(len(name)).random((8, 8, 4), np.float32))
+    before = files_in(tmp_path)
+    arguments = ["predict", str(run), "--images", str(tmp_path / "named"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    made = files_in(tmp_path) - before
+    assert made == {"out/predictions.json", *(f"out/{name}.nii.gz" for name in IN_FILES)}
 
 
 @pytest.mark.parametrize(
