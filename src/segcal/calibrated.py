@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.errors import ConfigError, FileError
-from segcal.measure import Options, counted_voxels, not_probabilities, regions_of, slab_voxels, slabs_of
+from segcal.measure import Options, counted_voxels, not_probabilities, regions_of, slab_voxels
 from segcal.scaling import Calibrator, load_calibrator
 from segcal.scaling.calibrator import Activation, keep_decisions
 from segcal.volumes import Case, CaseFiles, open_case
@@ -92,17 +92,8 @@ def calibrated_slabs(
 
 
 def calibrated(calibrator: Calibrator, values: Array, options: Options, orientation: Array) -> Array:
-    """Calibrated values (class, x, y, z) of logits or probabilities, in their place where no neighbours are looked at.
-
-    Of a large map there may be no room for several of them.
-    """
-    if calibrator.spatial:
-        return as_stored(transform_volume(calibrator, as_logits(values, options), orientation), options)
-    flat = values.reshape(len(values), -1)
-    for slab in slabs_of(flat):
-        part = flat[:, slab]
-        part[...] = as_stored(calibrator.transform(as_logits(part, options)), options)
-    return flat.reshape(values.shape)
+    """Calibrated values (class, x, y, z) of logits or probabilities."""
+    return as_stored(transform_volume(calibrator, as_logits(values, options), orientation), options)
 
 
 def _whole(case: Case) -> tuple[Array, Array]:

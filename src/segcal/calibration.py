@@ -23,7 +23,7 @@ from segcal.errors import ConfigError, SegcalError
 from segcal.evaluation import Evaluation
 from segcal.files import locked, make_folder
 from segcal.intervals import patients_of
-from segcal.measure import CaseSums, Options, measure_case, stamp
+from segcal.measure import CaseSums, Options, measure_case, slab_voxels, stamp
 from segcal.results import Failure, MapJob, Maps, make_maps, stack_cases
 from segcal.scaling import (
     Calibrator,
@@ -254,8 +254,12 @@ def apply_calibrator(
     def job(files: PredictionFiles) -> MapJob:
         def make() -> None:
             prediction = open_prediction(files, classes=fitted.classes)
-            values = calibrated(fitted, prediction.read(), options, orientation_of(prediction.grid.affine))
-            prediction.write(values, out, root, nifti=nifti)
+            prediction.rewrite(
+                lambda values: calibrated(fitted, values, options, orientation_of(prediction.grid.affine)),
+                *(out, root),
+                nifti=nifti,
+                most_voxels=None if fitted.spatial else slab_voxels(prediction.classes),
+            )
 
         key = repr((mark, logits, [stamp(path) for path in files.predictions]))
         return MapJob(files.name, key, [out / place for place in places(files, root, nifti=nifti)], make)

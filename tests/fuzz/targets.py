@@ -89,8 +89,7 @@ def _measure(path: Path) -> None:
         if path.parent.name == "maps":
             for files in find_predictions(path.parent):
                 prediction = open_prediction(files)
-                values = prediction.read()
-                prediction.write(values, root / "out", path.parent)
+                prediction.rewrite(lambda values: values, root / "out", path.parent, most_voxels=40)
 
 
 def _evaluate(path: Path) -> None:

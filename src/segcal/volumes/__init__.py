@@ -2,7 +2,7 @@
 
 Reading order: `pairing` (which files belong together), `arrays` (what a file holds), `orientation` (which way its axes
 run), `grids` (which axis is which and whether prediction and label lie in the same place), `cases` (a case read slab by
-slab), `predictions` (maps without labels, read whole and written back).
+slab), `predictions` (maps without labels, written elsewhere with other values), `writing` (how files take them).
 """
 
 from segcal.volumes.cases import Case, open_case

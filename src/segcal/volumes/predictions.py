@@ -3,23 +3,20 @@
 What is written has the format, layout, type, header and compression of what was read, so that whatever read the one
 reads the other; or, if that is wanted, arrays become NIfTI images in the place of the label map beside them. Only where
 the type cannot express the values (integers that would have to reach beyond their scale) is it float32 instead. Opening
-reads headers only; reading and writing a case takes the memory of its values and of the arrays in its files.
+reads headers only; rewriting a case part by part takes the memory of its new arrays, which compressed ones become.
 """
 
 from __future__ import annotations
 
-import shutil
-import zipfile
-import zlib
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from segcal.errors import ConfigError, FileError, ShapeError
@@ -27,17 +24,17 @@ from segcal.files import new_file
 from segcal.volumes.arrays import (
     EXTENSIONS,
     StoredArray,
-    gzip_into,
     read_array,
-    read_nifti_start,
     refuse_objects,
     stem_of,
 )
 from segcal.volumes.cases import PROBABILITY_KEYS, Source, with_full_scale
 from segcal.volumes.grids import Grid, arrange, space_of_one_class
 from segcal.volumes.pairing import Claim, Numbered, claims_of_predictions, is_array, name_of_prediction
+from segcal.volumes.writing import FLOAT32, Form, fill, own_form, room_for, write_like, write_maps
 
-_PIECE_BYTES = 1 << 20
+_WHOLE = (slice(None),) * 3
+Change = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -161,57 +158,76 @@ class Prediction:
     ):
         self.name = files.name
         self._given, self._files = files, files.predictions
-        self._stored = stored  # without values
         self._reference, self._wanted = reference, classes
         views, self.grid = self._arrange(stored)
         self.classes = sum(len(view) for view in views)
-        self._shape = (self.classes, *views[0].shape[1:])
-        self._full_scales: list[int] | None = None
 
     def read(self) -> NDArray[Any]:
         """The values (class, x, y, z) as meant, float32, or float64 where a file is; yours to write to.
 
         An image of two axes gets a third of length one. Integers are read as by `open_case`.
         """
-        sources = self._sources()
-        values = np.empty(self._shape, np.result_type(*(source.type for source in sources)))
-        row = 0
-        for source in sources:
-            source.read(source.view, values[row : row + len(source.view)])
-            source.stored.release()
-            row += len(source.view)
-        return values
+        return _values(self._sources(), _WHOLE)
 
-    def write(self, values: NDArray[Any], folder: Path, root: Path, *, nifti: bool = False) -> tuple[Path, ...]:
-        """Write values (class, x, y, z) to `folder`, at the same place as under `root`; the paths.
+    def rewrite(
+        self, change: Change, folder: Path, root: Path, *, nifti: bool = False, most_voxels: int | None = None
+    ) -> tuple[Path, ...]:
+        """Write what `change` makes of the values (class, x, y, z) to `folder`, at the same place as under `root`.
 
-        Integers are rounded to the steps of their scale; where that cannot express a value, the file becomes float32.
-        `nifti`: arrays become NIfTI images (x, y, z, class) of float32, with the header of the reference. Nobody ever
-        sees a part of a file.
+        It gets them all, or about `most_voxels` voxels after the other; maybe twice, for integers are rounded to the
+        steps of their scale, and a file becomes float32 where that cannot express a value. `nifti`: arrays become
+        NIfTI images (x, y, z, class) of float32, with the header of the reference. Nobody ever sees a part of a file.
         """
         targets = self._targets(folder, root, nifti=nifti)
-        if values.shape != self._shape:
-            raise ShapeError(f"{self.name}: values must have the shape {self._shape}; got {values.shape}.")
-        parts = np.split(values, len(targets))
-        if nifti and is_array(self._files[0]):
-            self._write_on_reference(parts, targets)
-            return targets
-        own = self._own_forms()
-        forms = _forms(own, parts)
-        new = [
-            replace(stored, values=np.empty(stored.values.shape, form.dtype, order=stored.order))
-            for stored, form in zip(self._stored, forms, strict=True)
-        ]
-        views, _ = self._arrange(new)
+        reference = self._image_beside() if nifti and is_array(self._files[0]) else None
+        sources = self._sources()
+        own = [own_form(source) for source in sources]
+        forms = [FLOAT32 if reference else Form(form.dtype) if form.dtype.kind == "f" else form for form in own]
+        new, unfit = self._changed(change, sources, forms, most_voxels, anew=reference is not None)
+        if unfit:
+            forms = [FLOAT32 if i in unfit else form for i, form in enumerate(forms)]
+            del new, sources  # whose memory may be that of the other
+            new, _ = self._changed(change, self._sources(), forms, most_voxels, anew=False)
         with _naming(self.name), ExitStack() as stack:  # all files appear together, at its end
             for i, target in enumerate(targets):
-                _fill(views[i], parts[i], forms[i])
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(new_file(target))
-                _write(file, self._files[i], new[i], None if forms[i] == own[i] else forms[i])
+                if reference is not None:
+                    write_maps(file, reference, new[i].values)
+                else:
+                    write_like(file, self._files[i], new[i], None if forms[i] == own[i] else forms[i])
         return targets
 
-    def _write_on_reference(self, parts: Sequence[NDArray[Any]], targets: Sequence[Path]) -> None:
+    def _changed(
+        self, change: Change, sources: list[Source], forms: list[Form], most_voxels: int | None, *, anew: bool
+    ) -> tuple[list[StoredArray], set[int]]:
+        """Arrays of the changed values, and which of them cannot express theirs; `anew`: as (class, z, y, x)."""
+        if anew:
+            new = [StoredArray(np.empty((len(s.view), *s.view.shape[:0:-1]), np.float32)) for s in sources]
+            views = [array.values.transpose(0, 3, 2, 1) for array in new]
+        else:
+            new = [room_for(source.stored, form) for source, form in zip(sources, forms, strict=True)]
+            views, _ = self._arrange(new)
+        unfit: set[int] = set()
+        reaching: set[int] = set()  # beyond one step of a scale that no header tells
+        for box in [_WHOLE] if most_voxels is None else _boxes_along(sources[0].view, most_voxels):
+            values = _values(sources, box)
+            changed = change(values)
+            if changed.shape != values.shape:
+                raise ShapeError(f"{self.name}: values must have the shape {values.shape}; got {changed.shape}.")
+            for i, (form, part) in enumerate(zip(forms, np.split(changed, len(forms)), strict=True)):
+                if not form.expresses(part):
+                    unfit.add(i)
+                if part.max() * form.full_scale >= 1.5:
+                    reaching.add(i)
+                fill(views[i][:, *box], part, form)
+        unscaled = {i for i, form in enumerate(forms) if form.full_scale != 1} - unfit
+        if not unscaled & reaching:
+            unfit |= unscaled  # zeros and ones would mean 0 and 1
+        return new, unfit
+
+    def _image_beside(self) -> Path:
+        """The label map beside an array, which says where its voxels lie."""
         reference = self._given.reference
         if reference is None or self.grid.spacing_mm is None:
             came = "there is none" if reference is None else f"{reference.name} has another shape"
@@ -219,10 +235,7 @@ class Prediction:
                 f"{self.name}: a NIfTI image needs a label map of the same name and shape beside the array, which says "
                 f"where the voxels lie, as nnU-Net writes it; {came}."
             )
-        with _naming(self.name), ExitStack() as stack:
-            for part, target in zip(parts, targets, strict=True):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                _write_maps(stack.enter_context(new_file(target)), reference, part)
+        return reference
 
     def _arrange(self, stored: Sequence[StoredArray]) -> tuple[list[NDArray[Any]], Grid]:
         """Views (class, x, y, z) of arrays that are laid out as those in the files."""
@@ -232,17 +245,7 @@ class Prediction:
         with _naming(self.name):
             stored = [read_array(path, keys=PROBABILITY_KEYS) for path in self._files]
         views, _ = self._arrange(stored)
-        sources = with_full_scale(self.name, [Source(*each) for each in zip(views, stored, strict=True)])
-        self._full_scales = [source.full_scale for source in sources]
-        return sources
-
-    def _own_forms(self) -> list[_Form]:
-        if self._full_scales is None:
-            self._sources()
-        return [
-            _Form(stored.values.dtype, stored.slope if stored.scaled else 1 / full_scale, stored.inter, full_scale)
-            for stored, full_scale in zip(self._stored, self._full_scales or [], strict=True)
-        ]
+        return with_full_scale(self.name, [Source(*each) for each in zip(views, stored, strict=True)])
 
     def _targets(self, folder: Path, root: Path, *, nifti: bool) -> tuple[Path, ...]:
         base = root.parent if root.is_file() else root
@@ -255,129 +258,26 @@ class Prediction:
         return tuple(folder / place for place in places(self._given, base, nifti=nifti))
 
 
-@dataclass(frozen=True)
-class _Form:
-    """How numbers are stored: a value is `number * slope + inter`. `full_scale`: no header says that slope."""
-
-    dtype: np.dtype[Any]
-    slope: float = 1.0
-    inter: float = 0.0
-    full_scale: int = 1
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        """The least and the largest number, as floats that do not lie beyond them."""
-        if self.dtype.kind == "b":
-            return 0.0, 1.0
-        info = np.iinfo(self.dtype)
-        top = float(info.max)
-        return float(info.min), top if int(top) <= info.max else float(np.nextafter(top, 0))
-
-    def expresses(self, values: NDArray[Any]) -> bool:
-        """Whether the numbers reach as far as the values, up to half a step."""
-        if self.dtype.kind == "f":
-            most = np.finfo(np.float16).max  # other floats hold whatever was read from them, and more
-            return self.dtype.itemsize > 2 or not any((np.abs(row[np.isfinite(row)]) > most).any() for row in values)
-        if (self.slope, self.inter) == (1.0, 0.0):  # zeros and ones that mean just that; a two would mean two steps
-            return all(bool(((row == 0) | (row == 1)).all()) for row in values)
-        with np.errstate(invalid="ignore"):
-            first, last = sorted((float(end) - self.inter) / self.slope for end in (values.min(), values.max()))
-        low, high = self.limits
-        return low - 0.5 <= first and last <= high + 0.5  # false for NaN
+def _boxes_along(view: NDArray[Any], most_voxels: int) -> Iterator[tuple[slice, ...]]:
+    """Boxes of about so many voxels, along the axis of (class, x, y, z) that the file goes through last."""
+    axis = int(np.argmax(np.abs(view.strides[1:])))
+    length = view.shape[1 + axis]
+    step = max(1, most_voxels * length // math.prod(view.shape[1:]))
+    for start in range(0, length, step):
+        yield (*_WHOLE[:axis], slice(start, start + step), *_WHOLE[axis + 1 :])
 
 
-_FLOAT32 = _Form(np.dtype(np.float32))
-
-
-def _forms(own: Sequence[_Form], parts: Sequence[NDArray[Any]]) -> list[_Form]:
-    """The form of each file: its own, where that expresses the values, or else float32; floats need no scale."""
-    forms = [form if form.expresses(part) else _FLOAT32 for form, part in zip(own, parts, strict=True)]
-    whole = [i for i, form in enumerate(forms) if form.full_scale != 1]
-    if whole and not any(parts[i].max() * forms[i].full_scale >= 1.5 for i in whole):
-        return [_FLOAT32 if i in whole else form for i, form in enumerate(forms)]  # zeros and ones would mean 0 and 1
-    return [_Form(form.dtype) if form.dtype.kind == "f" else form for form in forms]
-
-
-def _fill(view: NDArray[Any], values: NDArray[Any], form: _Form) -> None:
-    """Write the numbers that stand for the values to the view, class by class."""
-    for numbers, row in zip(view, values, strict=True):
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            if form.dtype.kind == "f":
-                np.copyto(numbers, row, casting="same_kind")
-            else:
-                steps = np.subtract(row, form.inter, dtype=np.float64)
-                steps /= form.slope
-                np.clip(np.rint(steps, out=steps), *form.limits, out=steps)
-                np.copyto(numbers, steps, casting="unsafe")
-
-
-def _write(file: BinaryIO, source: Path, new: StoredArray, form: _Form | None) -> None:
-    """Write the new array as the source has its own; `form`, if the header must tell another one."""
-    if new.geometry is not None:
-        _write_nifti(file, source, new.values, form)
-    elif new.key is not None:
-        _write_npz(file, source, f"{new.key}.npy", new.values)
-    else:
-        _write_npy(file, new.values)
-
-
-def _write_nifti(file: BinaryIO, source: Path, values: NDArray[Any], form: _Form | None) -> None:
-    """The source's header and extensions, byte for byte where its type and scale stay, then the values."""
-    header, start, compressed = read_nifti_start(source)
-    if form is not None:
-        size = len(header.binaryblock)
-        header = type(header)(start[:size], check=False)
-        header.set_data_dtype(form.dtype)
-        header["scl_slope"], header["scl_inter"] = form.slope, form.inter
-        start = header.binaryblock + start[size:]
-        values = values.astype(header.get_data_dtype(), copy=False)  # in the header's byte order
-    with gzip_into(file) if compressed else nullcontext(file) as stream:
-        stream.write(start)
-        _write_numbers(stream, values.T)
-
-
-def _write_maps(file: BinaryIO, reference: Path, values: NDArray[Any]) -> None:
-    """Values (class, x, y, z) as a compressed image (x, y, z, class) in the place of the reference."""
-    header, _, _ = read_nifti_start(reference)
-    header.set_data_shape(np.moveaxis(values, 0, -1).shape)
-    header.set_data_dtype(np.float32)
-    header["pixdim"][4], header["scl_slope"], header["scl_inter"] = 1, 1, 0
-    header["vox_offset"] = len(header.binaryblock) + 4
-    for name in ("cal_min", "cal_max", "intent_code"):  # of labels
-        header[name] = 0
-    with gzip_into(file) as stream:
-        stream.write(header.binaryblock + bytes(4))  # no extensions
-        _write_numbers(stream, np.ascontiguousarray(values.transpose(0, 3, 2, 1), header.get_data_dtype()))
-
-
-def _write_npy(file: BinaryIO, values: NDArray[Any]) -> None:
-    layout = npy.header_data_from_array_1_0(values)
-    npy.write_array_header_1_0(file, layout)
-    _write_numbers(file, values.T if layout["fortran_order"] else values)
-
-
-def _write_numbers(file: BinaryIO, values: NDArray[Any]) -> None:
-    """All bytes of a contiguous array, piece by piece: whoever compresses them takes no second copy."""
-    numbers = values.reshape(-1).view(np.uint8)
-    for first in range(0, len(numbers), _PIECE_BYTES):
-        file.write(numbers[first : first + _PIECE_BYTES].data)
-
-
-def _write_npz(file: BinaryIO, source: Path, name: str, values: NDArray[Any]) -> None:
-    """The source's archive with one array exchanged; level 1, since more effort gains little on such maps."""
-    try:
-        with zipfile.ZipFile(source) as old:
-            kind = old.getinfo(name).compress_type
-            with zipfile.ZipFile(file, "w", kind, compresslevel=1) as new:
-                for member in old.infolist():
-                    with new.open(member.filename, "w", force_zip64=True) as stream:
-                        if member.filename == name:
-                            _write_npy(cast(BinaryIO, stream), values)
-                        else:
-                            with old.open(member) as other:
-                                shutil.copyfileobj(other, stream)
-    except (zipfile.BadZipFile, zlib.error, EOFError, LookupError) as error:
-        raise FileError(f"{source.name} must be an .npz file; it cannot be read ({error}).") from error
+def _values(sources: Sequence[Source], box: tuple[slice, ...]) -> NDArray[Any]:
+    """What the numbers in a box mean (class, x, y, z), as an array of its own; what was mapped is let go."""
+    blocks = [source.view[:, *box] for source in sources]
+    classes = sum(len(block) for block in blocks)
+    values = np.empty((classes, *blocks[0].shape[1:]), np.result_type(*(source.type for source in sources)))
+    row = 0
+    for source, block in zip(sources, blocks, strict=True):
+        source.read(block, values[row : row + len(block)])
+        source.stored.release()
+        row += len(block)
+    return values
 
 
 @contextmanager
