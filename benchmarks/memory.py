@@ -21,6 +21,8 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
+from segcal.scaling import Temperature
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # small datasets and networks
 
 CLASSES = 16
@@ -131,13 +133,12 @@ def measure_all(folder: Path, voxels: int, dtype: str, only: list[str]) -> list[
 
     if "evaluate" in only:
         row("evaluate", maps, "evaluate", *places, "--out", folder / "evaluated")
-    fit = ("calibrate", "fit", *places, "--method", "temperature", "--folds", 0, "--out", folder / "temperature.json")
     if "fit" in only:
-        row("calibrate fit, temperature", maps, *fit)
+        row("calibrate fit, temperature", maps, "calibrate", "fit", *places, "--method", "temperature", "--folds", 0,
+            "--out", folder / "fitted.json")  # fmt: skip
     if "apply" in only:
-        if not (folder / "temperature.json").exists():
-            measured(*fit)
-        row("calibrate apply", maps, "calibrate", "apply", folder / "temperature.json", maps.parent, "--out",
+        Temperature(1.5).save(folder / "given.json")
+        row("calibrate apply", maps, "calibrate", "apply", folder / "given.json", maps.parent, "--out",
             folder / "applied")  # fmt: skip
         shutil.rmtree(folder / "applied")
     for name in only:
