@@ -64,10 +64,25 @@ def make_images(data: Path) -> None:
     layouts.write_acdc(data, patients=4, test_patients=2, size=(24, 24, 8))
 
 
-def make_phantom_cases(data: Path) -> None:
+STUDY = """
+title = "Three methods"
+methods = ["dice-ce", "dice-ce + temperature", "soft-ace"]
+preset = "small"
+[datasets.phantom]
+dataset = "phantom"
+[set.data]
+patch = [16, 16, 16]
+[set.training]
+epochs = 3
+validate_every = 1
+"""
+
+
+def make_study(data: Path) -> None:
     from segcal.datasets import make_phantom
 
-    make_phantom(data, cases=10)
+    make_phantom(data / "phantom", cases=8, size=(40, 40, 26))
+    (data / "study.toml").write_text(STUDY, encoding="utf-8")
 
 
 def bytes_of(folder: Path, *names: str) -> dict[str, Any]:
@@ -138,10 +153,9 @@ ATTACKS = {
     ),
     "study": Attack(
         lambda data, out: [
-            *("study", "phantom", "--out", str(out), "--data", f"phantom={data}"),
-            *("--set", "training.epochs=2", "--set", "training.validate_every=1"),
+            *("study", str(data / "study.toml"), "--out", str(out), "--data", f"phantom={data / 'phantom'}"),
         ],
-        make_phantom_cases,
+        make_study,
         studied,
     ),
 }
