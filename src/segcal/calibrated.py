@@ -17,6 +17,8 @@ from segcal.measure import Options, counted_voxels, not_probabilities, regions_o
 from segcal.scaling import Calibrator, load_calibrator
 from segcal.scaling.calibrator import Activation, keep_decisions
 from segcal.volumes import Case, CaseFiles, open_case
+from segcal.volumes.arrays import read_array
+from segcal.volumes.cases import PROBABILITY_KEYS
 from segcal.volumes.orientation import AS_IT_IS, orientation_of, turned, way_back
 
 Array = NDArray[Any]
@@ -117,6 +119,11 @@ class FolderCase:
         with open_case(self.files) as case:
             for values, labels in case.slabs(slab_voxels(case.classes)):
                 yield self._counted(values, labels, counted_voxels(labels, self.options))
+
+    def voxels(self, classes: int) -> int:
+        """Of a prediction of so many classes, ignored ones included; headers tell."""
+        stored = (read_array(path, keys=PROBABILITY_KEYS, peek=True) for path in self.files.predictions)
+        return sum(array.values.size for array in stored) // classes
 
     def volume(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits (class, x, y, z), labels and no image, with the axes turned to right, front and head.

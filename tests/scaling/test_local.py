@@ -201,6 +201,41 @@ def test_every_case_is_read_once_and_any_stream_will_do(cases):
     assert torch.equal(fitted.transform(cases[0][0]), LocalTemperature(**QUICK).fit(cases).transform(cases[0][0]))
 
 
+class Slabs:
+    """A case that is read in parts, of which it says only how many voxels they have together."""
+
+    def __init__(self, logits, labels):
+        self.logits, self.labels = logits, labels
+
+    def voxels(self, classes):
+        assert classes == len(self.logits)
+        return self.labels.numel()
+
+    def slabs(self):
+        for part in (slice(0, 5), slice(5, 5), slice(5, None)):
+            yield self.logits[:, part], self.labels[part]
+
+
+def test_a_case_in_parts_is_drawn_from_alike_and_never_held_whole(cases, likeliest):
+    found = LocalTemperature(steps=150, width=16, ace=0).fit([Slabs(*case) for case in cases])
+    logits, labels = too_sure_of_class_one(99)
+    assert nll(found.transform(logits), labels) == pytest.approx(nll(likeliest.transform(logits), labels), abs=0.003)
+    assert found.report.voxels == likeliest.report.voxels
+
+
+def test_few_voxels_of_a_large_case_stand_for_all_wherever_they_come_from(cases):
+    logits, labels = cases[0]
+    logits = torch.cat([logits, 9 * logits], 1)  # surer in its second half
+    case = Slabs(logits, torch.cat([labels, labels]))
+    (((box,),), voxels) = LocalTemperature(box_voxels=50)._draw_boxes([case], 1)
+    assert voxels == 2 * 12**3
+    assert 300 < box.voxels <= 8 * 50 + 4  # rounded up in each part and group
+    assert box.weights.sum().item() == pytest.approx(voxels, rel=1e-6)
+    sure = local._sureness(box.logits, "softmax")[0] > local.SURE
+    truly = local._sureness(logits, "softmax")[0] > local.SURE
+    assert box.weights[sure].sum().item() == pytest.approx(truly.sum().item(), rel=1e-6)
+
+
 def test_large_cases_are_learned_from_in_boxes_around_doubtful_voxels(monkeypatch):
     logits = torch.zeros(2, 40, 30, 20)
     logits[0] = 20

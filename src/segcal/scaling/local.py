@@ -25,7 +25,9 @@ from segcal.scaling.stream import (
     flatten,
     need_finite,
     need_same_classes,
+    slabs_of,
     volume_of,
+    voxels_of,
 )
 
 COLDEST, HOTTEST = math.exp(-0.25), math.exp(1.5)  # much colder ones empty the middle bins, which flatters ACE
@@ -91,6 +93,14 @@ class _Box(NamedTuple):
     image: Tensor | None
     weights: Tensor | None = None
     """(voxel): how many voxels each stands for; None: one."""
+
+    @property
+    def voxels(self) -> int:
+        return self.logits[0].numel()
+
+    @property
+    def bytes_of_voxel(self) -> float:
+        return sum(part.nbytes for part in self if part is not None) / self.voxels
 
 
 class LocalTemperature(Calibrator):
@@ -269,23 +279,44 @@ class LocalTemperature(Calibrator):
         boxes: list[list[_Box]] = []
         voxels = 0
         for i, case in enumerate(cases):
-            whole = self._read(i, case)
+            draw = self._cut_boxes if self.spatial else self._draw_voxels
+            found, seen = draw(i, case, KEPT_BYTES / number, random)
             if boxes:
-                need_same_classes(len(boxes[0][0].logits), len(whole.logits), i)
-            bytes_of_voxel = sum(part.nbytes for part in whole if part is not None) / whole.logits[0].numel()
-            share = max(1, int(KEPT_BYTES / number / bytes_of_voxel))
-            voxels += whole.logits[0].numel()
-            if not self.spatial:
-                boxes.append([self._thin(whole, min(MOST_BOXES * self.box_voxels, share), random)])
-                continue
-            size = _box_size(whole.logits.shape[1:], min(self.box_voxels, share))
-            often = 1 if size == whole.logits.shape[1:] else min(MOST_BOXES, max(1, share // math.prod(size)))
-            boxes.append([self._cut(whole, size, random) for _ in range(often)])
+                need_same_classes(len(boxes[0][0].logits), len(found[0].logits), i)
+            boxes.append(found)
+            voxels += seen
         return boxes, voxels
 
-    def _read(self, place: int, case: Any) -> _Box:
-        """A whole case, checked."""
-        logits, labels, image = volume_of(case)
+    def _cut_boxes(self, place: int, case: Any, most_bytes: float, random: torch.Generator) -> tuple[list[_Box], int]:
+        """Boxes of a case whose voxels stand side by side, or all of a small one; and how many voxels it has."""
+        whole = self._checked(place, *volume_of(case))
+        share = max(1, int(most_bytes / whole.bytes_of_voxel))
+        size = _box_size(whole.logits.shape[1:], min(self.box_voxels, share))
+        often = 1 if size == whole.logits.shape[1:] else min(MOST_BOXES, max(1, share // math.prod(size)))
+        return [self._cut(whole, size, random) for _ in range(often)], whole.voxels
+
+    def _draw_voxels(self, place: int, case: Any, most_bytes: float, random: torch.Generator) -> tuple[list[_Box], int]:
+        """Some voxels of a case, as many from each of its parts as that is large; and how many it has."""
+        found: list[_Box] = []
+        seen = total = 0
+        for logits, labels in slabs_of(case):
+            if not logits[0].numel():
+                continue
+            part = self._checked(place, logits, labels, None)
+            total = total or voxels_of(case, len(logits))
+            most = min(MOST_BOXES * self.box_voxels, max(1, int(most_bytes / part.bytes_of_voxel)))
+            found.append(self._thin(part, most * part.voxels / total, random))
+            seen += part.voxels
+        if not found:
+            raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none.")
+        weights = [box.weights for box in found if box.weights is not None]
+        logits, labels = (
+            torch.cat(side, -1) for side in zip(*((box.logits, box.labels) for box in found), strict=True)
+        )
+        return [_Box(logits, labels, None, torch.cat(weights))], seen
+
+    def _checked(self, place: int, logits: Tensor, labels: Tensor, image: Tensor | None) -> _Box:
+        """A case or a part of it, if it can be learned from."""
         flat, truth = flatten(logits, labels, self.activation)
         if not flat.shape[1]:
             raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none.")
@@ -299,7 +330,7 @@ class LocalTemperature(Calibrator):
         truth = truth.reshape(*truth.shape[:-1], *logits.shape[1:]).to(torch.uint8)
         return _Box(flat.float().reshape(logits.shape), truth, None if seen is None else _standardised(seen))
 
-    def _thin(self, whole: _Box, most_voxels: int, random: torch.Generator) -> _Box:
+    def _thin(self, whole: _Box, most_voxels: float, random: torch.Generator) -> _Box:
         """The voxels (class, voxel) that are not sure, and a draw of one in ten of the others; fewer of too many."""
         logits = whole.logits.flatten(1)
         labels = flat_labels(whole.labels, whole.logits)

@@ -2,7 +2,8 @@
 
 A case is a tuple (logits, labels) or (logits, labels, image), logits (class, ...) and labels (...) as class indices, or
 (class, ...) as zeros and ones for classes that overlap; or it is an object whose `slabs()` yields such tuples of some
-of its voxels each, so that not even one case need fit in memory, and whose `volume()` gives the whole of it.
+of its voxels each, so that not even one case need fit in memory, and whose `volume()` gives the whole of it. If it has
+`voxels(classes)`, that tells how many there are without reading them.
 """
 
 from __future__ import annotations
@@ -80,6 +81,13 @@ def volume_of(case: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         logits, labels, image = case.volume()
         return logits, labels, image
     return case[0], case[1], case[2] if len(case) > 2 else None
+
+
+def voxels_of(case: Any, classes: int) -> int:
+    """How many voxels a case of so many classes has."""
+    if hasattr(case, "voxels"):
+        return int(case.voxels(classes))
+    return sum(logits[0].numel() for logits, _ in slabs_of(case))
 
 
 def pieces_of(case: Any, activation: str, *, width: int = 1) -> Iterator[Piece]:
