@@ -1,6 +1,6 @@
 """Memory of evaluate, calibrate and predict on one large case: 10^8 voxels and 16 classes, if not told otherwise.
 
-    python benchmarks/memory.py [--voxels 100000000] [--only evaluate fit apply predict "predict, turned"]
+    python benchmarks/memory.py [--voxels 100000000] [--only evaluate fit "fit, local" apply predict "predict, turned"]
     python benchmarks/memory.py --dtype float32      # maps of 6.4 GB instead of 1.6 GB
 
 Each command runs in a process of its own. Resident memory counts pages of files that are mapped, which the system
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # small datasets a
 
 CLASSES = 16
 POLL_S = 0.02
-COMMANDS = ("evaluate", "fit", "apply", "predict", "predict, turned")
+COMMANDS = ("evaluate", "fit", "fit, local", "apply", "predict", "predict, turned")
 WINDOW = (128, 128, 64)
 
 
@@ -122,7 +122,7 @@ def measured(*arguments: object) -> dict[str, float]:
 
 def measure_all(folder: Path, voxels: int, dtype: str, only: list[str]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    maps = write_maps(folder, voxels, dtype) if {"evaluate", "fit", "apply"} & set(only) else folder
+    maps = write_maps(folder, voxels, dtype) if {"evaluate", "fit", "fit, local", "apply"} & set(only) else folder
     places = (maps.parent, folder / "labels")
 
     def row(name: str, file: Path, *arguments: object) -> None:
@@ -133,9 +133,12 @@ def measure_all(folder: Path, voxels: int, dtype: str, only: list[str]) -> list[
 
     if "evaluate" in only:
         row("evaluate", maps, "evaluate", *places, "--out", folder / "evaluated")
-    if "fit" in only:
-        row("calibrate fit, temperature", maps, "calibrate", "fit", *places, "--method", "temperature", "--folds", 0,
-            "--out", folder / "fitted.json")  # fmt: skip
+    for name in only:
+        if name.startswith("fit"):
+            method = "temperature" if name == "fit" else "local-temperature"
+            out = folder / "fitted.json"
+            row(f"calibrate fit, {method}", maps, "calibrate", "fit", *places, "--method", method, "--folds", 0,
+                "--out", out)  # fmt: skip
     if "apply" in only:
         Temperature(1.5).save(folder / "given.json")
         row("calibrate apply", maps, "calibrate", "apply", folder / "given.json", maps.parent, "--out",

@@ -145,13 +145,20 @@ def _read(
     with open(path, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as content:
-                header = json.loads(str(content["header"]))
+                header = parse_json(_text(content["header"]))
                 if header["format"] != kind:
                     raise ValueError(f"its format is {header['format']!r}")
                 return header, arrays(content)
         except Exception as error:  # numpy, zipfile and zlib raise a dozen kinds for a damaged file
             reason = str(error).split(". ")[0].rstrip(".") or type(error).__name__  # numpy goes on to advise unpickling
             raise SegcalError(f"{path} must be a file of the format {kind!r}; {reason}.") from error
+
+
+def _text(array: np.ndarray[Any, Any]) -> str:
+    """The text in an array; numpy itself would make one of signs that do not exist, at which Python breaks."""
+    if array.dtype.kind != "U":
+        raise ValueError("its header is no text")
+    return array.tobytes().decode("utf-32-be" if array.dtype.byteorder == ">" else "utf-32-le").rstrip("\0")
 
 
 @contextmanager
