@@ -145,7 +145,7 @@ def _run(
     waiting: list[tuple[CaseFiles, Path]] = []
     for files in cases:
         path = parts / f"{_key(files, options)}.npz"
-        if CaseSums.are_in(path):
+        if CaseSums.are_in(path, options):
             done[files.name] = path
         else:
             waiting.append((files, path))

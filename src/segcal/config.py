@@ -26,7 +26,7 @@ from segcal.files import write_whole
 from segcal.losses import AbsentClasses, EmptyBins, SegmentationLoss
 from segcal.parsing import parse_toml
 
-Voxels = Annotated[int, Field(ge=1)]
+Voxels = Annotated[int, Field(ge=1, le=1 << 14)]
 Triple = tuple[Voxels, Voxels, Voxels]
 Millimetres = Annotated[float, Field(gt=0)]
 

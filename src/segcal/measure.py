@@ -101,30 +101,31 @@ class CaseSums:
         header, arrays = read_npz(path, kind=FORMAT)
         try:
             sums, stamps = CaseSums(**arrays), header["files"]
-            sums._check()
+            sums._check(header["classes"])
         except (LookupError, TypeError, ValueError) as error:
             raise SegcalError(f"{path} must hold the sums of a case; {error}.") from error
         return sums, stamps
 
-    def _check(self) -> None:
+    def _check(self, named: object) -> None:
         """Refuse what `measure_voxels` never makes. Scores may be infinite, or below 0 by rounding; sums may not."""
         arrays = [np.asarray(getattr(self, f.name)) for f in fields(self)]
         (_, classes, bins), (_, top_bins), *_ = shapes = [array.shape for array in arrays]
         if shapes != [(3, classes, bins), (3, top_bins), (3, classes), (3, classes)] or top_bins not in (0, bins):
             raise ValueError(f"its arrays have the shapes {shapes}")
+        if named != classes:
+            raise ValueError(f"its header names {named} classes, and it has {classes}")
         if any(array.dtype != np.float64 for array in arrays):
             raise ValueError("its arrays are not float64")
         if not all(((array >= 0) & (array < 2**60)).all() for array in arrays[:3]):
             raise ValueError("its sums are not finite numbers of at least 0")
 
     @staticmethod
-    def are_in(path: Path) -> bool:
+    def are_in(path: Path, options: Options) -> bool:
         """Whether a file has the sums of a case; it may be missing, or spoilt since it was written."""
         try:
-            CaseSums.load(path)
+            return bool(CaseSums.load(path)[0].bins.shape[2] == options.fine_bins)
         except (SegcalError, OSError):
             return False
-        return True
 
 
 def stamp(path: Path) -> dict[str, int]:

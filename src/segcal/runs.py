@@ -224,7 +224,7 @@ def evaluate_run(
     failures: list[Failure] = []
     with open_parts(out) as folder:
         parts = {case.name: folder / f"{_key(run, case, mark, 'sums', str(options))}.npz" for case in cases}
-        waiting = [case for case in cases if not CaseSums.are_in(parts[case.name])]
+        waiting = [case for case in cases if not CaseSums.are_in(parts[case.name], options)]
         done = len(cases) - len(waiting)
         if spread is None:
             jobs: Iterable[Failure | None] = (
