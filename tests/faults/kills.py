@@ -264,6 +264,7 @@ def attack(name: str, kills: int, *, seed: int = 0, warm: bool = False) -> dict[
             left = litter(out)
             assert not left, f"{name}, round {rounds}: {left} were left behind"
             shutil.rmtree(out)
+            print(f"{name}: {done} kills in {rounds} rounds", file=sys.stderr, flush=True)
     return {"command": name, "kills": done, "rounds": rounds, "undisturbed_s": round(seconds, 1)}
 
 
