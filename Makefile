@@ -4,6 +4,7 @@ BIN = .venv/bin
 READY = .venv/ready
 PROCESSES ?= 2
 PEERS = lightning nnunet notebook triton
+PAGES = lightning nnunet
 
 .PHONY: setup browser demo test test-adapters docs wheel lint bench clean
 
@@ -38,10 +39,13 @@ test-adapters: setup $(PEERS:%=.peers/%/ready)
 		.peers/$*/bin/pip install --quiet --no-deps torchvision==0.16.2 # built for CUDA; this one imports without
 	touch $@
 
-# The site, in build/site; then every block of code in it, but those marked with a reason.
-docs: .peers/docs/ready
+# The site, in build/site; then every block of code in it, but those marked with a reason. Two pages need more.
+docs: .peers/docs/ready $(PAGES:%=.peers/%/ready)
 	NO_MKDOCS_2_WARNING=1 .peers/docs/bin/mkdocs build --strict
-	OMP_NUM_THREADS=1 .peers/docs/bin/python -m pytest -m peers tests/docs
+	@grep -rn "not run:" README.md docs --include "*.md"
+	OMP_NUM_THREADS=1 .peers/docs/bin/python -m pytest -m peers --numprocesses $(PROCESSES) tests/docs
+	for page in $(PAGES); do OMP_NUM_THREADS=1 .peers/$$page/bin/python -m pytest -m peers tests/docs/test_blocks.py \
+		-k "run_in_order and docs/$$page.md" || exit 1; done
 
 # The distribution, tried in environments that have nothing else.
 wheel:

@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import nibabel
 import numpy as np
 import pytest
 import torch
+from nnunet_home import AFFINE, CLASSES, IGNORE, REGIONS, SHAPE, Home, dataset_json, save
 from nnunetv2.imageio.nibabel_reader_writer import NibabelIOWithReorient
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.training.nnUNetTrainer.variants.loss.nnUNetTrainerCELoss import nnUNetTrainerCELoss
@@ -30,11 +30,6 @@ from segcal.scaling import Temperature
 
 pytestmark = pytest.mark.peers
 
-SHAPE = (20, 24, 18)
-AFFINE = np.array([[-1.0, 0, 0, 10], [0, 0, 1.5, -4], [0, 1.2, 0, 5], [0, 0, 0, 1]])  # axes flipped and exchanged
-CLASSES = {"background": 0, "shell": 1, "core": 2}
-REGIONS = {"background": 0, "whole": [1, 2], "core": 2}
-IGNORE = {"ignore": 3}
 SETTINGS = {"classes": CLASSES, "ignore": CLASSES | IGNORE, "regions": REGIONS, "both": REGIONS | IGNORE}
 
 TINY = """
@@ -55,111 +50,21 @@ class nnUNetTrainerHardACETiny(nnUNetTrainerHardACE, nnUNetTrainerTwoEpochs):
 """
 
 
-def save(path, array):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(array, AFFINE), path)
-
-
 def load(path):
     return np.asarray(nibabel.load(path).dataobj)
-
-
-def dataset_json(labels):
-    order = {"regions_class_order": [1, 2]} if "whole" in labels else {}
-    return {"channel_names": {"0": "noise"}, "labels": labels, "numTraining": 5, "file_ending": ".nii.gz", **order}
-
-
-def write_dataset(root, labels):
-    """Five cases to train with and one to test: a core in a shell, in noise; four slices are to be ignored."""
-    for i in range(6):
-        random = np.random.default_rng(i)
-        places = np.stack(np.meshgrid(*map(np.arange, SHAPE), indexing="ij"), -1)
-        distance = np.linalg.norm(places - np.array(SHAPE) / 2 - random.uniform(-3, 3, 3), axis=-1)
-        label = (distance < 7).astype(np.uint8) + (distance < 4)
-        part = "Tr" if i < 5 else "Ts"
-        image = (label + random.normal(0, 0.5, SHAPE)).astype(np.float32)
-        if "ignore" in labels:
-            label[:, :, :4] = 3
-        save(root / f"images{part}" / f"case_{i}_0000.nii.gz", image)
-        save(root / f"labels{part}" / f"case_{i}.nii.gz", label)
-    (root / "dataset.json").write_text(json.dumps(dataset_json(labels)))
-
-
-class Home:
-    """Folders of nnU-Net with two datasets, planned and preprocessed, and a small network in the plans."""
-
-    def __init__(self, root):
-        self.raw, self.results = root / "raw", root / "results"
-        self.preprocessed = root / "preprocessed"
-        (root / "tiny").mkdir()
-        (root / "tiny" / "tiny_trainers.py").write_text(TINY)
-        done = subprocess.run(
-            [sys.executable, "-m", "segcal.adapters.nnunet"], capture_output=True, text=True, check=True
-        )
-        self.environment = {
-            "nnUNet_raw": str(self.raw),
-            "nnUNet_preprocessed": str(self.preprocessed),
-            "nnUNet_results": str(self.results),
-            "nnUNet_extTrainer": os.pathsep.join([done.stdout.strip(), str(root / "tiny")]),
-            "nnUNet_def_n_proc": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        self.names = {901: "Dataset901_Classes", 902: "Dataset902_Both"}
-        write_dataset(self.raw / self.names[901], CLASSES)
-        write_dataset(self.raw / self.names[902], REGIONS | IGNORE)
-        plan = "nnUNetv2_plan_and_preprocess -d 901 902 -c 3d_fullres -np 1 -npfp 1"
-        self.run(plan, nnUNet_n_proc_DA="1")  # planning sets as many threads as this
-        for name in self.names.values():
-            self._shrink(self.preprocessed / name)
-
-    def _shrink(self, folder):
-        path = folder / "nnUNetPlans.json"
-        plans = json.loads(path.read_text())
-        configuration = plans["configurations"]["3d_fullres"]
-        configuration["patch_size"] = [16, 16, 16]
-        configuration["architecture"]["arch_kwargs"] |= {
-            "n_stages": 4,
-            "features_per_stage": [4, 4, 8, 8],
-            "kernel_sizes": [[3, 3, 3]] * 4,
-            "strides": [[1, 1, 1], *[[2, 2, 2]] * 3],
-            "n_conv_per_stage": [1] * 4,
-            "n_conv_per_stage_decoder": [1] * 3,
-        }
-        path.write_text(json.dumps(plans))
-        cases = [f"case_{i}" for i in range(5)]
-        (folder / "splits_final.json").write_text(json.dumps([{"train": cases[:3], "val": cases[3:]}]))
-
-    def run(self, command, **more):
-        program, *arguments = command.split()
-        done = subprocess.run(
-            [Path(sys.executable).with_name(program), *arguments],
-            env=os.environ | self.environment | {"nnUNet_n_proc_DA": "0"} | more,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-    def train(self, number, trainer, **more):
-        """Folders of a trained run: the model's, of the predictions for the test case, and of its labels."""
-        self.run(f"nnUNetv2_train {number} 3d_fullres 0 -tr {trainer} -device cpu --npz", **more)
-        raw, out = self.raw / self.names[number], self.results / f"predictions_{number}"
-        self.run(
-            f"nnUNetv2_predict -d {number} -i {raw / 'imagesTs'} -o {out} -c 3d_fullres -f 0 -tr {trainer} -device cpu "
-            "--save_probabilities --disable_tta -npp 1 -nps 1"
-        )
-        model = self.results / self.names[number] / f"{trainer}__nnUNetPlans__3d_fullres"
-        return SimpleNamespace(model=model, predictions=out, raw=raw)
-
-    @property
-    def plans(self):
-        plans = json.loads((self.preprocessed / self.names[901] / "nnUNetPlans.json").read_text())
-        return plans | {"continue_training": False}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        made = Home(tmp_path_factory.mktemp("nnunet"))
+        root = tmp_path_factory.mktemp("nnunet")
+        made = Home(root, {"Dataset901_Classes": CLASSES, "Dataset902_Both": REGIONS | IGNORE})
+        (root / "tiny").mkdir()
+        (root / "tiny" / "tiny_trainers.py").write_text(TINY)
+        done = subprocess.run(
+            [sys.executable, "-m", "segcal.adapters.nnunet"], capture_output=True, text=True, check=True
+        )
+        made.environment["nnUNet_extTrainer"] = os.pathsep.join([done.stdout.strip(), str(root / "tiny")])
         for name, value in made.environment.items():
             patch.setenv(name, value)
         yield made
