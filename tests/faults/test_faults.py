@@ -539,6 +539,15 @@ def test_logits_that_a_killed_study_spooled_are_removed(data, calm, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """As in a terminal; who starts the tests in the background may have switched Ctrl-C off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(name, data, calm, tmp_path, monkeypatch):
     out, write = tmp_path / "out", files.new_file
