@@ -254,11 +254,13 @@ def apply_calibrator(
     def job(files: PredictionFiles) -> MapJob:
         def make() -> None:
             prediction = open_prediction(files, classes=fitted.classes)
+            orientation = orientation_of(prediction.grid.affine)
+            most_voxels = None if fitted.spatial else slab_voxels(prediction.classes)
             prediction.rewrite(
-                lambda values: calibrated(fitted, values, options, orientation_of(prediction.grid.affine)),
+                lambda values: calibrated(fitted, values, options, orientation),
                 *(out, root),
                 nifti=nifti,
-                most_voxels=None if fitted.spatial else slab_voxels(prediction.classes),
+                most_voxels=most_voxels,
             )
 
         key = repr((mark, logits, [stamp(path) for path in files.predictions]))

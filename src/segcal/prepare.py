@@ -158,8 +158,9 @@ def restore(logits: Tensor, geometry: Geometry) -> Tensor:
     values = logits.numpy()
     result = values.reshape(len(values), *geometry.shape)
     if not np.array_equal(turn, AS_IT_IS):
+        back = way_back(turn)
         for before, after in zip(values, result, strict=True):
-            after[...] = turned(before[None].copy(), way_back(turn))[0]
+            after[...] = turned(before[None].copy(), back)[0]
     return torch.from_numpy(result)
 
 

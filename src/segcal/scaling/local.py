@@ -310,9 +310,7 @@ class LocalTemperature(Calibrator):
         if not found:
             raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none.")
         weights = [box.weights for box in found if box.weights is not None]
-        logits, labels = (
-            torch.cat(side, -1) for side in zip(*((box.logits, box.labels) for box in found), strict=True)
-        )
+        logits, labels = torch.cat([box.logits for box in found], -1), torch.cat([box.labels for box in found], -1)
         return [_Box(logits, labels, None, torch.cat(weights))], seen
 
     def _checked(self, place: int, logits: Tensor, labels: Tensor, image: Tensor | None) -> _Box:
