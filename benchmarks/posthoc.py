@@ -18,7 +18,6 @@ import torch
 from segcal.comparison import compare
 from segcal.evaluation import Evaluation
 from segcal.inference import measure_logits, measuring_options
-from segcal.overlap import brier, nll
 from segcal.prepare import read_labels
 from segcal.results import stack_cases
 from segcal.runs import Run, load_run
@@ -81,10 +80,10 @@ def measured(run: Run, test: dict[str, tuple[torch.Tensor, object]], calibrator:
 def table(evaluations: dict[str, Evaluation], seconds: dict[str, float]) -> list[dict[str, str]]:
     comparison = compare(evaluations)
     rows = []
-    for name, evaluation in evaluations.items():
+    for name in evaluations:
         find = {
             metric: comparison.find(name, metric=metric, average=average)
-            for metric, average in (("dice", "macro"), ("ace", "macro"), ("ece", "macro"))
+            for metric, average in ((name, "macro") for name in ("dice", "ace", "ece", "nll", "brier"))
         }
         micro = comparison.find(name, metric="ace", average="micro paper")
         change = "" if name == "network" else f" ({find['ace'].change:+.1%}{find['ace'].stars})"
@@ -95,8 +94,8 @@ def table(evaluations: dict[str, Evaluation], seconds: dict[str, float]) -> list
                 "macro-ACE": f"{find['ace'].value:.4f}{change}",
                 "micro-ACE": f"{micro.value:.4f}{'' if name == 'network' else f' ({micro.change:+.1%}{micro.stars})'}",
                 "macro-ECE": f"{find['ece'].value:.5f}",
-                "NLL": f"{nll(evaluation.scores).sum(1).mean().item():.5f}",
-                "Brier": f"{brier(evaluation.scores).sum(1).mean().item():.5f}",
+                "NLL": f"{find['nll'].value:.5f}",
+                "Brier": f"{find['brier'].value:.5f}",
                 "fit (s)": f"{seconds[name]:.1f}",
             }
         )

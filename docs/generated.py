@@ -38,7 +38,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def commands_page() -> str:
     """Every command with its arguments and options."""
-    parts = ["# Commands", "What `segcal COMMAND --help` shows. Exit codes: 0 done, 1 something failed, 2 misused."]
+    codes = "0 done, 1 something failed, 2 misused, 128 and the number of the signal that ended it"
+    parts = ["# Commands", f"What `segcal COMMAND --help` shows. Exit codes: {codes}."]
     return "\n\n".join([*parts, *_commands(get_command(app), "segcal")]) + "\n"
 
 
@@ -47,11 +48,11 @@ def _commands(command: Any, name: str) -> Iterator[str]:
     context = Context(command, info_name=name)
     inner = getattr(command, "commands", {})
     rows = [row for each in command.get_params(context) if (row := each.get_help_record(context))]
-    rows = [(key, text) for key, text in rows if not key.startswith("--help")]
+    rows = [(key, text) for key, text in rows if "--help" not in key]
     yield f"{'#' * (1 + max(1, name.count(' ')))} `{name}`"
     yield " ".join(command.help.split())
     if rows:
-        table = [f"| `{key}` | {' '.join(text.replace('|', '&#124;').split())} |" for key, text in rows]
+        table = [f"| `{key.strip()}` | {' '.join(text.replace('|', '&#124;').split())} |" for key, text in rows]
         yield "\n".join(["| argument, option | |", "| --- | --- |", *table])
     for key, each in inner.items():
         yield from _commands(each, f"{name} {key}")

@@ -27,7 +27,7 @@ def batch(
     else:
         y = torch.nn.functional.one_hot(labels, 3).movedim(-1, 1).to(label_dtype or torch.float32)
         if labelled == "soft":
-            y = 0.9 * y + 0.1 * torch.rand(y.shape, dtype=y.dtype)
+            y = 0.9 * y + 0.1 * torch.rand(y.shape, dtype=y.dtype).softmax(1)
     return (logits if activation != "none" else logits.softmax(1)).to(dtype), y
 
 

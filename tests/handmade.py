@@ -23,7 +23,7 @@ def evaluation_of(
 ) -> Evaluation:
     """One bin each, at confidence 0.525, with the signed gap given: so ACE = ECE = MCE = |gap|. (case, class) both.
 
-    Dice follows from 100 predicted, 100 true voxels; a class in `absent` has no true voxel and a Dice of 0.
+    Dice follows from 100 predicted, 100 true voxels; a class in `absent` has no true voxel and no Dice.
     """
     number, width = gaps.shape
     count, confidence, label = (torch.zeros(number, width, FINE, dtype=torch.float64) for _ in range(3))
@@ -43,4 +43,5 @@ def evaluation_of(
         cases=tuple(cases) if cases is not None else tuple(f"case {i}" for i in range(number)),
         classes=tuple(classes[:width]),
         bins=FINE,
+        joint=ScoreSums(*(number * voxels * ones[:, :1] for number in (0.1, 0.2, 1.0))),
     )

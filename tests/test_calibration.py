@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import time
 
 import nibabel
 import numpy as np
@@ -57,13 +59,43 @@ def apply(folder, *options, kind="probabilities", out="maps"):
     return CliRunner().invoke(app, arguments)
 
 
+def test_a_fit_without_a_check_leaves_no_diagram_of_another_calibrator(folder):
+    assert fit(folder, "--folds", "2").exit_code == 0
+    assert (folder / "c.png").exists()
+    assert fit(folder, "--folds", "0").exit_code == 0
+    assert not (folder / "c.png").exists()
+
+
+def test_maps_of_another_calibrator_go_where_a_case_fails_now(folder):
+    fit(folder, "--folds", "0")
+    assert apply(folder).exit_code == 0
+    fit(folder, "--folds", "0", method="vector")
+    (folder / "probabilities" / "case_1.nii.gz").write_bytes(b"")
+    done = apply(folder)
+    assert done.exit_code == 1
+    assert "5 maps are in" in done.output
+    assert "1 case failed" in " ".join(done.output.split())
+    assert sorted(path.name for path in (folder / "maps").glob("*.nii.gz")) == [
+        f"case_{i}.nii.gz" for i in (0, 2, 3, 4, 5)
+    ]
+
+
+def test_evaluations_of_a_fit_tell_which_cases_failed(folder):
+    (folder / "probabilities" / "case_1.nii.gz").write_bytes(b"")
+    fitted = fit_calibrator(
+        folder / "probabilities", folder / "labels", folder / "c.json", method="temperature", folds=2
+    )
+    for evaluation in (fitted.before, fitted.after):
+        assert [failure["case"] for failure in evaluation.provenance["failures"]] == ["case_1"]
+
+
 def test_fit_finds_the_temperature_of_the_files_and_says_what_it_took(folder):
     done = fit(folder)
     assert done.exit_code == 0, done.output
     assert load_calibrator(folder / "c.json").temperature == pytest.approx(2.5, rel=0.05)
     assert "probabilities, by their logarithm, clipped at 1e-07" in done.output
     assert "6 held-out cases, 5 folds" in done.output
-    assert "no decision changes" in done.output
+    assert "no decision changed" in done.output
     assert (folder / "c.png").stat().st_size > 10_000
 
 
@@ -91,8 +123,43 @@ def test_each_case_is_measured_with_a_calibrator_that_never_saw_its_patient(fold
         logits, labels = draw(i)
         logs = np.log(softmax(logits, -1).clip(LEAST)) / temperature
         expected = -np.take_along_axis(log_softmax(logs, -1), labels[..., None].astype(int), -1).mean()
-        scores = fitted.after.scores
-        assert float(scores.log_loss[i].sum() / scores.voxels[i, 0]) == pytest.approx(expected, rel=1e-5)
+        assert fitted.after.joint_scores()["nll"][i].item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["local-temperature", "vector", "isotonic"])
+def test_progress_moves_within_a_fit_and_the_time_is_told_first(folder, method):
+    told, said = [], []
+    settings = {"steps": 20} if method == "local-temperature" else {}
+    fit_calibrator(
+        folder / "probabilities", folder / "labels", folder / "c.json", method=method, folds=2, settings=settings,
+        progress=lambda done, total, text: told.append((done, total, text)), say=lambda text: said.append(len(told)),
+    )  # fmt: skip
+    assert said == [2]  # once two cases are measured
+    done = [step for step, _, _ in told]
+    assert done == sorted(done)
+    assert {total for _, total, _ in told} == {12 + 3 * 10}
+    assert done[-1] == 42
+    within = [step for step, _, text in told if text.startswith("fitting to all cases, ")]
+    assert len(within) >= (25 if method == "local-temperature" else 6)
+    assert max(within) > min(within) or method == "isotonic"
+
+
+@pytest.mark.parametrize("method", ["local-temperature", "temperature", "beta"])
+def test_the_time_that_is_told_is_about_the_time_it_takes(folder, method):
+    big = np.random.default_rng(0)
+    for i in range(4):
+        (folder / "big").mkdir(exist_ok=True)
+        values = softmax(big.normal(size=(4, 64, 64, 16)), 0).astype(np.float32)
+        np.save(folder / "big" / f"case_{i}.npy", values)
+        save(folder / "truth" / f"case_{i}.nii.gz", big.integers(0, 4, (64, 64, 16)).astype(np.uint8))
+    said = []
+    start = time.perf_counter()
+    settings = {"steps": 15} if method == "local-temperature" else {}
+    options = {"method": method, "settings": settings, "folds": 2}
+    fit_calibrator(folder / "big", folder / "truth", folder / "c.json", say=said.append, **options)
+    took = time.perf_counter() - start
+    (told,) = re.findall(r"roughly (\d+) s: 3 fits to 4 cases", said[0])
+    assert took / 6 < int(told) + 1 < 6 * took + 1
 
 
 def test_frames_of_one_patient_are_held_out_together():
@@ -112,8 +179,7 @@ def test_evaluating_through_a_calibrator_is_evaluating_the_maps_it_writes(folder
     plain = evaluate(folder / "probabilities", folder / "labels", folder / "p")
     for metric in ("ace", "nll", "dice"):
         one, other, before = (
-            outcome.evaluation.foreground().case_values()["mean", metric].numpy()
-            for outcome in (through, written, plain)
+            outcome.evaluation.foreground().case_values()[None, metric].numpy() for outcome in (through, written, plain)
         )
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
         if metric == "dice":
@@ -266,8 +332,10 @@ def test_regions_of_nnunets_dataset_json_are_calibrated_without_ignored_voxels(t
         save(tmp_path / "probabilities" / f"case_{i}.nii.gz", expit(2 * logits).astype(np.float32))
         save(tmp_path / "labels" / f"case_{i}.nii.gz", np.where(hidden, 3, labels).astype(np.uint8))
     content = {"labels": {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}, "regions_class_order": [1, 2]}
-    (tmp_path / "dataset.json").write_text(json.dumps(content))
-    done = fit(tmp_path, "--sigmoid", "--regions", str(tmp_path / "dataset.json"), "--classes", "a,b,c")
+    described = tmp_path / "model" / "dataset.json"  # not where it would be found without being named
+    described.parent.mkdir()
+    described.write_text(json.dumps(content))
+    done = fit(tmp_path, "--sigmoid", "--regions", str(described))
     assert done.exit_code == 0, done.output
     kept = sum(int((nibabel.load(path).get_fdata() != 3).sum()) for path in (tmp_path / "labels").iterdir())
     assert load_calibrator(tmp_path / "c.json").report.voxels == kept < 4 * math.prod(SHAPE)
@@ -305,9 +373,18 @@ def test_a_single_channel_is_a_foreground(tmp_path):
 def test_a_method_that_moves_decisions_says_so(folder):
     done = fit(folder, "--method", "vector", "--set", "voxels=3000", "--json")
     assert done.exit_code == 0, done.output
-    assert "decisions may change" in done.output
+    assert ": decisions changed" in done.output
     assert "drawn voxels, which adds a standard error" in done.output
     assert load_calibrator(folder / "c.json").voxels == 3000
+
+
+def test_a_temperature_may_move_decisions_about_sums_of_classes_and_says_so(folder):
+    """A voxel with 0.4 / 0.3 / 0.3 is in the union of the last two, whatever the largest; when sharper, it is not."""
+    (folder / "unions.toml").write_text('[regions]\n"liver and tumour" = [1, 2]\n')
+    done = fit(folder, "--regions", str(folder / "unions.toml"))
+    assert done.exit_code == 0, done.output
+    assert ": decisions changed" in done.output
+    assert load_calibrator(folder / "c.json").keeps_decisions  # of the classes themselves
 
 
 @pytest.mark.parametrize("settings", [(), ("--set", "dilations=[1]")])
@@ -317,7 +394,7 @@ def test_a_local_temperature_is_the_default_and_sees_the_body_as_it_lies(folder,
     options = ["--out", str(folder / "c.json"), "--set", "steps=20", *settings]
     done = CliRunner().invoke(app, [*arguments, *options])
     assert done.exit_code == 0, done.output
-    assert "no decision changes" in done.output
+    assert "no decision changed" in done.output
     assert load_calibrator(folder / "c.json").method == "local-temperature"
     assert apply(folder).exit_code == 0
     canonical = folder / "canonical"
@@ -361,11 +438,17 @@ def test_a_broken_case_is_left_out_and_the_exit_code_tells(folder):
     ("options", "sentence"),
     [
         (("--folds", "7"), "got 6 patients and 7 folds"),
-        (("--folds", "1"), "got 6 patients and 1 folds"),
+        (("--folds", "1"), "got 6 patients and 1 fold"),
         (("--patients", "(case)_"), "got 1 patient. Add cases"),
         (("--method", "nothing"), "method must be one of 'temperature'"),
         (("--set", "objective=beauty"), "objective must be one of"),
-        (("--set", "colour=red"), "has no such setting"),
+        (
+            ("--set", "colour=red"),
+            "has no such setting as 'colour'; it has temperature, activation",
+        ),
+        (("--set", "objektive=ace"), "Did you mean 'objective'?"),
+        (("--set", "activation=softmax"), "activation must not be a setting here"),
+        (("--set", "method=vector"), "method must not be a setting here; give --method"),
         (("--set", "objective"), "a setting must read key=value"),
         (("--method", "dirichlet", "--sigmoid"), "dirichlet is for exclusive classes"),
     ],
@@ -415,6 +498,19 @@ def test_a_map_of_logits_is_not_made_from_probabilities(folder):
     assert done.exit_code == 2
     assert "was fitted on logits, which probabilities do not tell in full" in done.output
     assert "probabilities must lie in [0, 1]" in fit(folder, kind="logits", out="d.json").output
+
+
+@pytest.mark.parametrize("place", [".", "../.."])
+def test_what_nnunet_says_of_its_arrays_goes_along(tmp_path, place):
+    """Names of classes, and whether arrays are turned; of a fold's validation, its plans lie above."""
+    source = tmp_path / "fold_0" / "validation"
+    source.mkdir(parents=True)
+    np.savez(source / "a.npz", probabilities=np.full((2, 3, 4, 5), 0.5, np.float32))
+    (source / "dataset.json").write_text('{"labels": {"background": 0, "liver": 1}}')
+    (source / place / "plans.json").write_text('{"image_reader_writer": "NibabelIOWithReorient"}')
+    apply_calibrator(Temperature(2.0), source, tmp_path / "maps")
+    assert (tmp_path / "maps" / "dataset.json").read_bytes() == (source / "dataset.json").read_bytes()
+    assert (tmp_path / "maps" / "plans.json").read_bytes() == (source / place / "plans.json").read_bytes()
 
 
 @pytest.mark.parametrize("inside", ["probabilities", "probabilities/below"])

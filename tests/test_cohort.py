@@ -14,26 +14,21 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from cohorts import SHAPE, make_case, values
+from sklearn.metrics import log_loss
 from typer.testing import CliRunner
 
 from segcal import ConfigError, Evaluation, ace, bin_statistics, ece, evaluate, mce
 from segcal.cli import app
+from segcal.files import WriteError
+from segcal.kernels.numba_likelihood import absent_log_loss
 from segcal.measure import Options, measure_voxels
 
-SHAPE = (9, 8, 7)
 AFFINE = np.diag([1.0, 1.0, 2.5, 1.0])
 
 
 def save(path, array):
     nibabel.save(nibabel.Nifti1Image(array, AFFINE), path)
-
-
-def make_case(seed, classes=3):
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, classes, SHAPE).astype(np.uint8)
-    logits = generator.normal(size=(*SHAPE, classes)) + 2 * np.eye(classes)[labels]
-    exponentials = np.exp(logits)
-    return (exponentials / exponentials.sum(-1, keepdims=True)).astype(np.float32), labels
 
 
 @pytest.fixture
@@ -51,11 +46,6 @@ def folder(tmp_path):
 def run(folder, *options, out="out"):
     arguments = ["evaluate", str(folder / "predictions"), str(folder / "labels"), "--out", str(folder / out), *options]
     return CliRunner().invoke(app, arguments)
-
-
-def values(folder, out="out"):
-    with (folder / out / "cases.csv").open() as file:
-        return {(r["case"], r["class"], r["metric"]): float(r["value"]) for r in csv.DictReader(file)}
 
 
 def failures(folder, out="out"):
@@ -81,8 +71,13 @@ def test_values_are_those_of_the_arrays(folder):
         predicted = probabilities.argmax(-1)
         expected = 2 * ((predicted == 1) & (labels == 1)).sum() / ((predicted == 1).sum() + (labels == 1).sum())
         assert found[f"case_{i}", "liver", "dice"] == pytest.approx(expected)
-        of_class = -np.log(probabilities[..., 1][labels == 1]).sum() / labels.size
+        of_class = log_loss((labels == 1).ravel(), probabilities[..., 1].ravel())
         assert found[f"case_{i}", "liver", "nll"] == pytest.approx(of_class, rel=1e-5)
+        flat = probabilities.reshape(-1, 3).astype(np.float64)
+        assert found[f"case_{i}", "", "nll"] == pytest.approx(
+            -np.log(flat[one_hot.reshape(-1, 3) == 1]).mean(), rel=1e-5
+        )
+        assert found[f"case_{i}", "", "brier"] == pytest.approx(((flat - one_hot.reshape(-1, 3)) ** 2).sum(1).mean())
     assert ("case_0", "background", "ace") not in found
 
 
@@ -96,7 +91,7 @@ def test_top_label_ece_is_that_of_the_predicted_class(folder):
         for b in range(20)
         if (which == b).any()
     )
-    assert values(folder)["case_1", "top label", "top_label_ece"] == pytest.approx(expected, abs=1e-6)
+    assert values(folder)["case_1", "", "top_label_ece"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_summary_json_and_the_printed_table_agree_with_the_cases(folder):
@@ -307,6 +302,78 @@ def test_when_every_case_fails_there_are_failures_and_no_numbers(folder):
     assert not (folder / "out" / "cases.csv").exists()
 
 
+def test_when_every_case_fails_the_numbers_of_the_last_time_go(folder):
+    run(folder)
+    (folder / "out" / "mine.txt").write_text("kept")
+    for path in (folder / "predictions").iterdir():
+        path.write_bytes(b"")
+    assert run(folder).exit_code == 1
+    assert sorted(contents(folder / "out")) == ["failures.csv", "mine.txt"]
+    done = CliRunner().invoke(app, ["report", str(folder / "out"), "--out", str(folder / "report.html")])
+    assert done.exit_code == 2
+    assert "evaluation.npz does not exist" in " ".join(done.output.split())
+
+
+def test_new_results_that_cannot_be_written_leave_the_old_ones_whole(folder, monkeypatch):
+    run(folder)
+    before = contents(folder / "out")
+    save(folder / "predictions" / "case_0.nii.gz", make_case(7)[0])
+
+    def full(path, fields, rows):
+        raise WriteError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("segcal.results._write_csv", full)
+        done = run(folder)
+    assert done.exit_code == 1
+    assert f"{folder / 'out' / 'failures.csv'} cannot be written" in done.output.replace("\n", "")
+    assert contents(folder / "out") == before
+    assert run(folder).exit_code == 0
+    assert contents(folder / "out").keys() == before.keys()
+    assert contents(folder / "out")["evaluation.npz"] != before["evaluation.npz"]
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_killed_while_results_take_their_places_old_and_new_are_never_together(folder, after):
+    """Killed at each of the moves; what is there afterwards is of one evaluation, and the command ends it."""
+    run(folder)
+    old = contents(folder / "out")
+    save(folder / "predictions" / "case_0.nii.gz", make_case(7)[0])
+    shutil.copytree(folder / "out", folder / "calm")
+    run(folder, out="calm")
+    new = contents(folder / "calm")
+    script = (
+        "import os, signal, sys, segcal.files as files, segcal.cohort as cohort\n"
+        "moves, replace = [], os.replace\n"
+        "def move(source, target):\n"
+        "    if '.new-' in str(source) and '.new-' not in str(target):\n"
+        "        moves.append(1)\n"
+        f"        if len(moves) == {after}: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    replace(source, target)\n"
+        "files.os.replace = move\n"
+        f"cohort.evaluate({str(folder / 'predictions')!r}, {str(folder / 'labels')!r}, {str(folder / 'out')!r})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], check=False).returncode
+    assert ended == (-signal.SIGKILL if after <= 6 else 0)
+    left = contents(folder / "out")
+    assert all(new[name] == content for name, content in left.items())
+    assert len(left) == min(after - 1, 6)
+    assert old["cases.csv"] != new["cases.csv"]
+    assert run(folder).exit_code == 0
+    assert contents(folder / "out") == new
+    assert not list((folder / "out").glob(".new-*"))
+
+
+def test_failures_are_told_by_the_evaluation_that_lacks_them(folder):
+    assert run(folder).exit_code == 0
+    assert Evaluation.load(folder / "out" / "evaluation.npz").provenance["failures"] == []
+    spoil(folder, "unknown label")
+    run(folder)
+    (told,) = Evaluation.load(folder / "out" / "evaluation.npz").provenance["failures"]
+    assert (told["case"], told["kind"]) == ("case_1", "LabelError")
+    assert failures(folder)["case_1"] == f"{told['kind']}: {told['message']}"
+
+
 def test_files_without_a_partner_are_listed(folder):
     save(folder / "predictions" / "extra.nii.gz", make_case(0)[0])
     (folder / "predictions" / "case_2.nii.gz").unlink()
@@ -389,7 +456,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_so(tmp_path):
     for name in ("predictions", "labels"):
         (tmp_path / name).mkdir()
     probabilities, labels = make_case(0)
-    for i in range(400):
+    for i in range(1200):
         np.save(tmp_path / "predictions" / f"case_{i}.npy", probabilities)
         save(tmp_path / "labels" / f"case_{i}.nii.gz", labels)
     arguments = [
@@ -416,7 +483,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_so(tmp_path):
     assert process.returncode == 130, errors
     assert "goes on from there" in errors.replace("\n", " ")
     assert "Traceback" not in errors
-    assert 3 < len(list(parts.glob("*.npz"))) < 400
+    assert 3 < len(list(parts.glob("*.npz"))) < 1200
 
 
 def test_a_worker_that_dies_costs_one_case(folder, monkeypatch):
@@ -452,9 +519,85 @@ def test_two_processes_do_not_write_one_folder(folder):
         evaluate(folder / "predictions", folder / "labels", folder / "out", workers=0)
 
 
+def test_the_floor_of_the_ace_is_printed_and_is_what_calibrated_labels_show(folder):
+    """Labels drawn anew from the mean confidence of each bin, by numpy."""
+    result = run(folder)
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("Floor of the macro-ACE: ")]
+    told = {name: float(value) for name, value in (part.rsplit(" ", 1) for part in line[24:].rstrip(".").split(", "))}
+    assert list(told) == ["class 1", "class 2", "all classes"]
+    generator = np.random.default_rng(1)
+    found = {1: [], 2: []}
+    for i in range(3):
+        probabilities, _ = make_case(i)
+        for c in (1, 2):
+            p = probabilities[..., c].ravel().astype(np.float64)
+            which = np.minimum((p * 20).astype(int), 19)
+            bins = [(p[which == b].mean(), (which == b).sum()) for b in range(20) if (which == b).any()]
+            found[c] += [np.mean([abs(generator.binomial(n, mean) / n - mean) for mean, n in bins]) for _ in range(200)]
+    for c in (1, 2):
+        assert told[f"class {c}"] == pytest.approx(np.mean(found[c]), rel=0.1)
+    assert told["all classes"] == pytest.approx((told["class 1"] + told["class 2"]) / 2, abs=1e-4)
+    assert "by chance on the same predictions" in result.stdout
+
+
+def test_one_case_is_no_plural(folder):
+    for i in (1, 2):
+        (folder / "predictions" / f"case_{i}.nii.gz").unlink()
+    (folder / "labels" / "case_2.nii.gz").unlink()
+    text = " ".join(run(folder).output.split())
+    assert "1 label map without a prediction: case_1.nii.gz" in text
+    assert "1 case, 1 complete, 20 bins" in text
+    assert "1 case evaluated, 0 failed" in text
+
+
 def test_logits_too_near_for_their_probabilities_still_decide():
     logits = np.array([[1.0], [np.nextafter(np.float32(1), np.float32(2))], [-3.0]], np.float32)
     sums = measure_voxels(logits, np.array([1], np.uint8), Options(logits=True))
     assert sums.overlap.tolist() == [[0, 1, 0], [0, 1, 0], [0, 1, 0]]  # predicted, true, both
     cooler = measure_voxels(logits / np.float32(1.5), np.array([1], np.uint8), Options(logits=True))
     assert cooler.overlap.tolist() == sums.overlap.tolist()
+
+
+def test_one_and_two_channels_of_the_same_map_have_the_same_scores(tmp_path):
+    """As a likelihood over each class's own voxels, two channels scored half of one."""
+    probabilities, labels = make_case(3, classes=2)
+    for name, maps in (("one", probabilities[..., 1:]), ("two", probabilities)):
+        for kind in ("predictions", "labels"):
+            (tmp_path / name / kind).mkdir(parents=True)
+        save(tmp_path / name / "predictions" / "a.nii.gz", maps)
+        save(tmp_path / name / "labels" / "a.nii.gz", labels)
+        assert run(tmp_path / name).exit_code == 0
+    one, two = (values(tmp_path / name) for name in ("one", "two"))
+    for metric in ("nll", "brier"):
+        expected = one["a", "class 1", metric]
+        assert one["a", "", metric] == pytest.approx(expected)
+        assert [two["a", name, metric] for name in ("", "class 1")] == pytest.approx([expected] * 2, rel=1e-5)
+
+
+def test_complete_cases_of_regions_have_every_trained_label(tmp_path):
+    """With KiTS' regions, a case without a cyst has every region, and was called complete."""
+    probabilities, labels = make_case(5, classes=4)
+    for kind in ("predictions", "labels"):
+        (tmp_path / kind).mkdir()
+    for name, truth in (("whole", labels), ("no cyst", np.where(labels == 3, 2, labels).astype(np.uint8))):
+        save(tmp_path / "predictions" / f"{name}.nii.gz", probabilities)
+        save(tmp_path / "labels" / f"{name}.nii.gz", truth)
+    assert run(tmp_path, "--regions", "kits").exit_code == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["cases"], summary["complete_cases"]) == (2, 1)
+    loaded = Evaluation.load(tmp_path / "out" / "evaluation.npz")
+    assert loaded.complete().cases == ("whole",)
+    row = loaded.label_counts[loaded.cases.index("no cyst")].tolist()
+    assert row == [(labels == 1).sum(), (labels >= 2).sum(), 0]  # kidney, tumour, cyst
+
+
+def test_the_log_loss_without_numba_is_the_same(monkeypatch):
+    probabilities, labels = make_case(7)
+    flat, truth = np.ascontiguousarray(probabilities.reshape(-1, 3).T), labels.ravel()
+    fast = measure_voxels(flat, truth, Options())
+    monkeypatch.setattr("segcal.measure.HAS_NUMBA", False)
+    plain = measure_voxels(flat, truth, Options())
+    np.testing.assert_allclose(fast.scores, plain.scores, rtol=1e-8)
+    np.testing.assert_allclose(fast.joint, plain.joint, rtol=1e-8)
+    absent = [-np.log(1 - flat[c][truth != c].astype(np.float64)).sum() for c in range(3)]
+    np.testing.assert_allclose(absent_log_loss(flat, truth, threads=2), absent, rtol=1e-12)

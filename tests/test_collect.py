@@ -55,6 +55,15 @@ def test_float_labels_give_the_same_sums(dtype, form, backend):
     assert_sums(bin_statistics(P, labels, bins=2, backend=backend), *BY_HAND)
 
 
+def test_labels_that_overlap_are_for_probabilities_that_overlap(backend):
+    labels = oracle.one_hot(Y, 2)
+    labels[0, :, 2] = 1
+    with pytest.raises(LabelError, match=r"must sum to 1 .* in every voxel; in case 0 they sum to 1\.25"):
+        bin_statistics(P, labels, bins=2, backend=backend)
+    apart = torch.tensor([[[0.75, 0.25, 0.625, 1.0], [0.25, 0.75, 0.875, 0.0]]])
+    assert bin_statistics(apart, labels, bins=2, backend=backend).label_sum.sum() == 5
+
+
 def test_soft_labels_count_by_their_share(backend):
     labels = torch.tensor([[[0.5, 0.0, 0.25, 1.0], [0.5, 1.0, 0.75, 0.0]]])
     assert_sums(bin_statistics(P, labels, bins=2, backend=backend), *BY_HAND[:2], [[0, 1.75], [1.25, 1.0]])

@@ -19,6 +19,7 @@ from segcal.cli import app
 from segcal.evaluation import read_evaluations
 from segcal.intervals import resample_weights
 from segcal.plots import new_figure
+from segcal.remarks import remarks
 from segcal.report import build_report
 from segcal.tables import (
     LAYOUTS,
@@ -34,6 +35,8 @@ from segcal.tables import (
 )
 
 CASES = 24
+T = scipy_stats.t.ppf(0.975, CASES - 1) * math.sqrt(CASES / (CASES - 1))  # of an interval widened for few cases
+ENDS = [scipy_stats.norm.cdf(-T), scipy_stats.norm.cdf(T)]
 GENERATOR = np.random.default_rng(7)
 BASE_GAP = GENERATOR.uniform(0.05, 0.3, (CASES, 2))
 CLEAR_GAP = BASE_GAP - GENERATOR.uniform(0.0, 0.03, (CASES, 2))  # lower in every case
@@ -53,6 +56,23 @@ def methods():
 @pytest.fixture(scope="module")
 def comparison(methods):
     return compare(methods)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"average": "micro"}, "average must be one of 'macro', 'micro paper', 'micro pooled'; got 'micro'"),
+        ({"label": "kidney"}, "label must be one of 'liver', 'tumour', None; got 'kidney'"),
+        ({"metric": "ECE"}, "metric must be one of 'dice', 'ace', 'ece'"),
+        ({"average": "micro paper"}, "there is no entry with all of these names"),
+    ],
+)
+def test_an_entry_that_is_not_there_is_refused_with_those_that_are(comparison, names, message):
+    """The paper's micro average has no Dice."""
+    with pytest.raises(ConfigError, match=message):
+        comparison.find("base", **names)
+    with pytest.raises(ConfigError, match="method must be one of 'base', 'clear', 'faint'; got 'other'"):
+        comparison.find("other")
 
 
 def test_means_deviations_and_changes_are_those_of_the_numbers_put_in(comparison):
@@ -107,7 +127,7 @@ def test_micro_intervals_hold_the_value_and_tell_methods_apart(comparison):
     for average in ("micro paper", "micro pooled"):
         entry = comparison.find("clear", average=average, label="liver", metric="ace")
         assert entry.value == pytest.approx(CLEAR_GAP[:, 0].mean())  # all cases have as many voxels
-        half = 1.96 * CLEAR_GAP[:, 0].std() / math.sqrt(CASES)
+        half = T * CLEAR_GAP[:, 0].std() / math.sqrt(CASES)
         assert (entry.low, entry.high) == pytest.approx((entry.value - half, entry.value + half), abs=0.2 * half)
         assert entry.difference_high < 0
         assert entry.stars == "**"
@@ -157,7 +177,9 @@ def test_complete_cases_have_their_own_entries():
     assert (comparison.cases, comparison.complete, comparison.case_sets) == (CASES, CASES - 2, ("all", "complete"))
     kept = [i for i in range(CASES) if i not in (0, 5)]
     assert comparison.find("b", cases="complete", metric="ace").value == pytest.approx(CLEAR_GAP[kept].mean())
-    assert comparison.find("a", label="tumour").value == pytest.approx(np.r_[0, 0, DICE[kept, 1]].mean())
+    assert comparison.find("a", label="tumour").value == pytest.approx(
+        DICE[kept, 1].mean()
+    )  # where it is absent, it has no Dice
 
 
 def test_what_cannot_be_compared_is_refused(methods):
@@ -202,7 +224,7 @@ def test_every_number_is_in_the_csv(comparison, tmp_path):
     assert [path.name for path in paths] == ["comparison.csv", "comparison.md", "comparison.tex"]
     rows = list(csv.DictReader(paths[0].read_text().splitlines()))
     assert len(rows) == len(comparison.entries)
-    row = next(r for r in rows if r["method"] == "clear" and r["label"] == "liver" and r["metric"] == "ace")
+    row = next(r for r in rows if r["method"] == "clear" and r["class"] == "liver" and r["metric"] == "ace")
     assert float(row["value"]) == comparison.find("clear", label="liver", metric="ace").value
     assert "ignores that neighbouring voxels are alike" in paths[1].read_text()
 
@@ -233,12 +255,12 @@ def seeded():
 
 
 @pytest.mark.parametrize("metric", ["ace", "dice"])
-@pytest.mark.parametrize("label", ["liver", "tumour", "mean"])
+@pytest.mark.parametrize("label", ["liver", "tumour", None])
 def test_macro_values_and_tests_of_several_seeds_are_those_of_the_means_of_cases(seeded, metric, label):
     single = {}  # (seed, case)
     for name in SEED_GAPS:
         values = abs(SEED_GAPS[name]) if metric == "ace" else SEED_DICES[name]
-        single[name] = values.mean(2) if label == "mean" else values[..., ("liver", "tumour").index(label)]
+        single[name] = values.mean(2) if label is None else values[..., ("liver", "tumour").index(label)]
     by_case = {name: values.mean(0) for name, values in single.items()}
     weights = resample_weights(list(map(str, range(CASES)))).numpy() / CASES
     for name in SEED_GAPS:
@@ -247,11 +269,13 @@ def test_macro_values_and_tests_of_several_seeds_are_those_of_the_means_of_cases
         assert entry.value == pytest.approx(by_case[name].mean())
         assert entry.std == pytest.approx(by_case[name].std(ddof=1))
         assert entry.seed_std == pytest.approx(single[name].mean(1).std(ddof=1))
-        assert (entry.low, entry.high) == pytest.approx(tuple(np.quantile(weights @ by_case[name], [0.025, 0.975])))
-    assert entry.change == pytest.approx(by_case["other"].mean() / by_case["base"].mean() - 1)
+        assert (entry.low, entry.high) == pytest.approx(tuple(np.quantile(weights @ by_case[name], ENDS)))
+    a, b = by_case["other"].mean(), by_case["base"].mean()
+    assert entry.change == pytest.approx(a / b - 1 if metric == "ace" else a - b)  # of Dice in points
     assert entry.p_t == pytest.approx(scipy_stats.ttest_rel(by_case["other"], by_case["base"]).pvalue)
     assert entry.p_wilcoxon == pytest.approx(scipy_stats.wilcoxon(by_case["other"], by_case["base"]).pvalue)
-    ends = np.quantile(weights @ (by_case["other"] - by_case["base"]), [0.025, 0.975])
+    shifts = weights @ (by_case["other"] - by_case["base"])
+    ends = np.quantile(shifts, ENDS) - (shifts.mean() - (a - b))
     assert (entry.difference_low, entry.difference_high) == pytest.approx(tuple(ends))
 
 
@@ -262,19 +286,24 @@ def test_micro_values_of_several_seeds_are_the_means_of_their_own_in_every_draw(
         single = abs(gaps[..., 0].mean(1))  # all cases of a seed have as many voxels
         entry = seeded.find(name, average="micro pooled", label="liver", metric="ace")
         value[name], drawn[name] = single.mean(), abs(weights @ gaps[..., 0].T).mean(1)
+        apart = abs(weights @ gaps[..., 0].T - gaps[..., 0].mean(1)).mean(1)
+        high = np.quantile(drawn[name], ENDS[1]) - (drawn[name].mean() - single.mean())
+        low = max(0, single.mean() - np.quantile(apart, ENDS[1]))
         assert entry.value == pytest.approx(value[name])
         assert entry.seed_std == pytest.approx(single.std(ddof=1))
-        assert (entry.low, entry.high) == pytest.approx(tuple(np.quantile(drawn[name], [0.025, 0.975])))
+        assert (entry.low, entry.high) == pytest.approx((low, max(high, single.mean())))
         assert math.isnan(entry.std)
     assert entry.change == pytest.approx(value["other"] / value["base"] - 1)
-    ends = np.quantile(drawn["other"] - drawn["base"], [0.025, 0.975])
+    shifts, observed = drawn["other"] - drawn["base"], value["other"] - value["base"]
+    ends = np.quantile(shifts, ENDS) - (shifts.mean() - observed)
     assert (entry.difference_low, entry.difference_high) == pytest.approx(tuple(ends))
 
 
 def test_the_floor_of_several_seeds_is_the_mean_of_theirs(seeded):
     first, *others = seeds_of("base")
     alone = [compare({"first": first, "one": part}, resamples=2) for part in (first, *others)]  # cases in one order
-    for average in ("macro", "micro paper"):
+    assert math.isnan(seeded.find("base", average="micro paper", label="liver", metric="ace").floor)  # not chance
+    for average in ("macro", "micro pooled"):
         floors = [one.find("one", average=average, label="liver", metric="ace").floor for one in alone]
         assert len(set(floors)) == 3
         assert seeded.find("base", average=average, label="liver", metric="ace").floor == pytest.approx(np.mean(floors))
@@ -288,20 +317,71 @@ def test_one_seed_in_a_list_is_the_evaluation_itself(methods):
     assert not any("seeds" in sentence for sentence in notes(plain))
 
 
-def test_a_value_that_only_some_seeds_have_is_the_mean_of_theirs():
-    def seed(empty, gap):  # the tumour is in none of the three cases' labels, and predicted in those not `empty`
-        part = make(BASE_GAP[:6] + gap, DICE[:6], absent=[(0, 1), (1, 1), (2, 1)])
-        predicted = part.overlap.predicted.clone()
-        predicted[empty, 1] = 0
-        return replace(part, overlap=replace(part.overlap, predicted=predicted))
+def test_values_changes_and_tests_are_about_the_same_cases():
+    """A case in which one method alone has a value counted for it, and its change was not that of the tested pairs."""
+    base, other = make(BASE_GAP), make(BASE_GAP)
+    for sums in (other.statistics.count, other.statistics.confidence_sum, other.statistics.label_sum):
+        sums[:6, 1] = 0  # six cases without a voxel, and so without an error
+    entry, first = (
+        compare({"a": base, "b": other}, resamples=20, draws=1).find(n, label="tumour", metric="ace") for n in "ba"
+    )
+    assert entry.number == first.number == CASES - 6
+    assert entry.value == first.value == pytest.approx(BASE_GAP[6:, 1].mean())
+    assert (entry.change, entry.p) == (0, 1)
 
-    entry = compare({"a": [seed([0, 1], 0.0), seed([1], 0.01)]}, resamples=20, draws=1).find("a", label="tumour")
-    expected = np.r_[0, 0, DICE[3:6, 1]]  # case 0 by the second seed alone; case 1 has no value
-    assert entry.number == 5
-    assert entry.value == pytest.approx(expected.mean())
-    assert entry.std == pytest.approx(expected.std(ddof=1))
-    alone = [np.r_[0, DICE[3:6, 1]].mean(), expected.mean()]
-    assert entry.seed_std == pytest.approx(np.std(alone, ddof=1))
+
+def test_a_class_predicted_where_it_is_absent_changes_no_dice():
+    """One false voxel in each of 6 of 20 cases gave -30 % with p = 1."""
+    absent = [(i, 1) for i in range(6)]
+    base = make(BASE_GAP[:20], DICE[:20], absent=absent)
+    predicted = base.overlap.predicted.clone()
+    predicted[:6, 1] = 0
+    clean = replace(base, overlap=replace(base.overlap, predicted=predicted))
+    entry = compare({"clean": clean, "false alarms": base}, resamples=20, draws=1).find("false alarms", label="tumour")
+    assert (entry.number, entry.change, entry.p) == (14, 0, 1)
+    assert entry.value == pytest.approx(DICE[6:20, 1].mean())
+
+
+@pytest.mark.parametrize("patients", [1, 2, 3, 4, 5])
+def test_few_patients_are_not_tested_and_have_no_interval(patients):
+    rows = list(range(patients))
+    methods = {"base": make(BASE_GAP).select(cases=rows), "clear": make(CLEAR_GAP).select(cases=rows)}
+    comparison = compare(methods, resamples=50, draws=1)
+    enough = patients >= 5
+    for entry in comparison.entries:
+        if entry.method == "clear" and not math.isnan(entry.value):
+            assert math.isnan(entry.p) != enough
+            assert math.isnan(entry.low) != enough
+            assert enough or not entry.stars
+    text = to_markdown(make_table(comparison, "", next(iter(LAYOUTS.values()))))
+    assert ("n/a" in text) != enough
+    assert any("fewer than 5 patients" in note for note in notes(comparison))
+
+
+def test_stars_of_micro_averages_are_as_rare_as_they_claim():
+    """Two methods that differ by chance: with the bootstrap, 12 % had ** at 3 patients and 45 % at 2."""
+    generator = np.random.default_rng(3)
+    found = []
+    for _ in range(150):
+        one, two = (make(0.1 + generator.normal(0, 0.05, (7, 1)), DICE[:7, :1], classes=("liver",)) for _ in range(2))
+        comparison = compare({"a": one, "b": two}, resamples=40, draws=1)
+        found.append(comparison.find("b", average="micro pooled", label="liver", metric="ace").p)
+    assert np.mean(np.array(found) < 0.05) <= 0.08
+    assert min(found) >= 2 / 2**7
+
+
+def test_two_stars_are_within_reach_of_holms_correction():
+    clear = {f"clear {i}": make(CLEAR_GAP) for i in range(20)}
+    comparison = compare({"base": make(BASE_GAP)} | clear, correction="holm", draws=1)
+    assert comparison.find("clear 3", average="micro pooled", label="liver", metric="ace").stars == "**"  # of 40 tests
+
+
+def test_changes_of_dice_are_in_points_everywhere(comparison):
+    entry = comparison.find("faint", metric="dice")
+    assert entry.change == pytest.approx(-0.01)
+    tables = comparison_tables(comparison)
+    assert "-1.00 points" in to_markdown(tables[0])
+    assert "-1.0 %" not in to_markdown(tables[0]).split("|")[2]
 
 
 def test_a_case_that_one_seed_lacks_is_left_out_everywhere(methods):
@@ -341,8 +421,8 @@ def test_seeds_that_differ_in_what_they_measured_share_the_rest():
     base = make(BASE_GAP)
     topped = replace(base, top_label=base.statistics.select(classes=[0]))
     for seeds in ([topped, base], [base, topped]):
-        labels = {entry.label for entry in compare({"a": seeds}, resamples=5, draws=1).entries}
-        assert labels == {"liver", "tumour", "mean"}
+        scopes = {entry.scope for entry in compare({"a": seeds}, resamples=5, draws=1).entries}
+        assert scopes == {"class", "mean", "joint"}
 
 
 def test_tables_tell_the_spread_over_seeds(seeded, tmp_path):
@@ -370,7 +450,7 @@ def test_a_table_knows_its_names_and_can_leave_the_floor_out(comparison):
     assert {len(row) for row in grouped.rows} == {6}
     assert (grouped.names, [grouped.opens_group(i) for i in range(6)]) == (2, [True, False, False] * 2)
     plain = make_table(comparison, "", columns)
-    assert (plain.names, plain.opens_group(0), plain.headings.count("floor")) == (1, False, 3)
+    assert (plain.names, plain.opens_group(0), plain.headings.count("floor")) == (1, False, 2)
     other = replace(grouped, headings=("dataset", *grouped.headings[1:]))
     assert to_latex(other).count(r"\midrule") == 2
     assert [column.justify for column in to_terminal(other).columns] == ["left"] * 2 + ["right"] * 4
@@ -424,6 +504,81 @@ def test_the_command_prints_tables_or_json_and_writes_files(methods, tmp_path):
     assert any(entry["std"] is None for entry in content["entries"])
 
 
+def saved(folder, evaluations):
+    for name, part in evaluations.items():
+        (folder / name).mkdir()
+        part.save(folder / name / "evaluation.npz")
+    return [str(folder / name) for name in evaluations]
+
+
+def test_the_command_prints_what_fits_a_screen_and_all_of_it_if_asked(methods, tmp_path):
+    """Five methods; one of them lacks five cases, another knows of a failure."""
+    five = {**methods, "fourth": methods["clear"], "fifth": methods["clear"].select(cases=range(5, CASES))}
+    failed = {"case": "[bold]lost", "kind": "RangeError", "message": "must lie in [0, 1]."}
+    five["fourth"] = replace(five["fourth"], provenance={"failures": [failed]})
+    command = ["compare", *saved(tmp_path, five), "--out", str(tmp_path / "out"), "--resamples", "20"]
+    short, full = (CliRunner().invoke(app, [*command, *option]).stdout for option in ([], ["--full"]))
+    assert len(short.splitlines()) <= 45
+    assert "Overlap and average calibration error, all classes" in short
+    assert "Proper scores, all classes" in short
+    assert "Expected calibration error" not in short
+    assert short.count("Left out:") == 3
+    assert full.count("Left out:") == 5
+    for word in ("Expected calibration error", "Maximum calibration error", "Proper scores, all"):
+        assert word in full
+    written = (tmp_path / "out" / "comparison.md").read_text()
+    for text in (short, full, written):
+        assert f"fourth: 1 of {CASES + 1} cases failed and count nowhere: [bold]lost (RangeError: must lie" in text
+
+
+def test_files_of_the_last_comparison_go_and_others_stay(methods, tmp_path):
+    sources, out = saved(tmp_path, methods), tmp_path / "out"
+    done = CliRunner().invoke(app, ["compare", *sources, "--out", str(out), "--resamples", "9", "--figures", "png"])
+    assert done.exit_code == 0, done.output
+    (out / "mine.png").write_bytes(b"mine")
+    assert (out / "reliability-clear.png").exists()
+    done = CliRunner().invoke(app, ["compare", sources[0], "--out", str(out), "--resamples", "9"])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in out.iterdir()) == [
+        "comparison.csv", "comparison.md", "comparison.tex", "mine.png",
+    ]  # fmt: skip
+
+
+def test_a_list_of_files_from_elsewhere_removes_nothing_outside(methods, tmp_path):
+    sources, out = saved(tmp_path, methods), tmp_path / "out"
+    (out / "folder").mkdir(parents=True)
+    (tmp_path / "outside.txt").write_text("kept")
+    for names in (["../outside.txt", str(tmp_path / "outside.txt"), "..", "", ".", "folder", 7, None], {"a": 1}, 3):
+        (out / ".written.json").write_text(json.dumps(names))
+        done = CliRunner().invoke(app, ["compare", sources[0], "--out", str(out), "--resamples", "9"])
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "outside.txt").exists()
+    assert (out / "folder").is_dir()
+
+
+def test_remarks_tell_failures_and_notes_and_survive_what_is_neither(methods):
+    base = methods["base"]
+    odd = [7, None, "text", {}, {"kind": "x"}, {"case": 3, "message": None}]
+    told = {
+        "failures": [{"case": f"case {i}", "kind": "GridError", "message": "is off."} for i in range(7)],
+        "notes": [{"kind": "hard", "message": "0 and 1 alone.", "cases": ["a", "b"]}, {"kind": "all", "cases": "a"}],
+    }
+    number = len(base.cases)
+    assert remarks({"net": replace(base, provenance=told), "none": base}) == [
+        f"net: 7 of {number + 7} cases failed and count nowhere: "
+        + "; ".join(f"case {i} (GridError: is off.)" for i in range(5))
+        + " and 2 more",
+        "net: 0 and 1 alone. (2 cases: a, b)",
+        "net: all",
+    ]
+    assert remarks({"net": [replace(base, provenance=told)] * 2}) == remarks({"net": replace(base, provenance=told)})
+    assert remarks({"net": replace(base, provenance={"failures": odd, "notes": odd})}) == [
+        f"net: 1 of {number + 1} cases failed and count nowhere: 3 (unknown)",
+        "net: x",
+    ]
+    assert remarks({"net": replace(base, provenance={"failures": 3, "notes": {"a": 1}})}) == []
+
+
 def test_the_command_refuses_with_a_sentence(tmp_path):
     done = CliRunner().invoke(app, ["compare", str(tmp_path / "no"), "--out", str(tmp_path)])
     assert done.exit_code == 2
@@ -460,9 +615,27 @@ def test_a_notebook_shows_evaluations_comparisons_and_figures(methods, compariso
     text = evaluation._repr_html_()
     assert "&lt;b&gt;odd&lt;/b&gt;" in text
     assert "<b>odd" not in text
-    (row,) = (row for row in evaluation.foreground().summary() if row[:4] == ("all", "macro", "mean", "ace"))
+    (row,) = (row for row in evaluation.foreground().summary() if row[:5] == ("all", "macro", "mean", None, "ace"))
     assert f"{row.value:.4f} ± {row.std:.4f}" in text
     shown = comparison._repr_html_()
     assert all(f"<th>{method}</th>" in shown for method in comparison.methods)
     assert f"{comparison.find('clear', metric='ace').value:.3f}" in shown
     assert new_figure()._repr_png_().startswith(b"\x89PNG")
+
+
+def test_errors_in_bins_of_equal_count_are_those_of_the_fine_bins():
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(6, 2, 900, generator=generator).softmax(1)
+    labels = torch.randint(0, 2, (6, 900), generator=generator)
+    evaluation = segcal.Evaluation(
+        segcal.bin_statistics(probabilities, labels, bins=1200),
+        segcal.OverlapCounts.of_classes(probabilities, labels),
+        segcal.ScoreSums.of_classes(probabilities, labels),
+        None,
+        cases=tuple("abcdef"),
+        classes=("x", "y"),
+    )
+    entry = compare({"one": evaluation}, resamples=5, draws=1).find("one", label="y", metric="equal_mass_ace")
+    assert entry.value == pytest.approx(evaluation.case_metrics()["equal_mass_ace"][:, 1].mean().item())
+    coarse = segcal.ace(segcal.equal_mass(evaluation.statistics.rebin(20), 20))[:, 1].mean().item()
+    assert entry.value != pytest.approx(coarse)

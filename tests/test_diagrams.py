@@ -44,11 +44,24 @@ def test_with_patients_the_band_is_their_spread_not_that_of_voxels():
     half = 1.96 * frequency.std() / math.sqrt(21)
     assert diagram.low.item() == pytest.approx(0.4 - half, abs=0.1 * half)
     assert diagram.high.item() == pytest.approx(0.4 + half, abs=0.1 * half)
-    assert diagram.band == "95%, bootstrap over 21 patients"
+    assert diagram.band == "95%, bootstrap over 21 patients; none where fewer than 5 fill a bin"
+    assert diagram.over_patients
     one = reliability(stats, patients=["same"] * 21)  # a single patient: nothing to draw from
     assert "Wilson" in one.band
+    assert not one.over_patients
     with pytest.raises(ShapeError, match=r"one patient per case \(21\); got 2"):
         reliability(stats, patients=["a", "b"])
+
+
+def test_a_bin_that_few_patients_fill_has_no_band():
+    """A bootstrap of one patient's voxels gives a band of no width, outside of which everything lies."""
+    count = [[[100, 50 if i == 0 else 0]] for i in range(8)]
+    stats = statistics(count, [[[0.2, 0.8]]] * 8, [[[0.1 + 0.02 * i, 0.5]] for i in range(8)])
+    diagram = reliability(stats, patients=[str(i) for i in range(8)])
+    assert diagram.frequency[1].item() == pytest.approx(0.5)
+    assert math.isnan(diagram.low[1])
+    assert math.isnan(diagram.high[1])
+    assert diagram.low[0] < diagram.frequency[0] < diagram.high[0]
 
 
 def test_a_dataset_histogram_counts_cases_by_frequency_in_each_bin():

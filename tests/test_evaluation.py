@@ -2,10 +2,12 @@
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import brier_score_loss, log_loss
 
 from segcal import (
     ConfigError,
@@ -15,10 +17,10 @@ from segcal import (
     SegcalError,
     ace,
     bin_statistics,
+    brier,
     dice,
+    nll,
 )
-from segcal.binning import Binning
-from segcal.collect import read_voxels, sums_of
 
 
 def make(cases=3, classes=3, voxels=400, seed=0, absent=()):
@@ -28,18 +30,17 @@ def make(cases=3, classes=3, voxels=400, seed=0, absent=()):
     labels = torch.randint(0, classes, (cases, voxels), generator=generator)
     for case, c in absent:
         labels[case][labels[case] == c] = 0
-    voxel_list = read_voxels(probabilities, labels)
-    stats, sums = sums_of(voxel_list, binning=Binning(1200), activation="none", classes=True, backend=None)
     top, predicted = probabilities.max(1)
     evaluation = Evaluation(
-        stats,
+        bin_statistics(probabilities, labels, bins=1200),
         OverlapCounts.of_classes(probabilities, labels),
-        ScoreSums.of_class_sums(sums),
+        ScoreSums.of_classes(probabilities, labels),
         bin_statistics(top[:, None], (predicted == labels)[:, None], bins=1200),
         cases=tuple(f"{seed}-{i}" for i in range(cases)),
         classes=("background", "liver", "tumour")[:classes],
         has_background=True,
         provenance={"note": "ünicode"},
+        joint=ScoreSums.joint_of_classes(probabilities, labels),
     )
     return evaluation, probabilities, labels
 
@@ -56,7 +57,7 @@ def test_macro_is_the_mean_over_cases_and_micro_pools_them():
     assert liver.value == pytest.approx(errors[:, 1].mean().item())
     assert liver.std == pytest.approx(errors[:, 1].std().item())
     assert liver.number == 3
-    assert rows["all", "macro", "mean", "ace"].std == pytest.approx(errors.mean(1).std().item())
+    assert rows["all", "macro", None, "ace"].std == pytest.approx(errors.mean(1).std().item())
     together = bin_statistics(probabilities.movedim(1, 0).flatten(1)[None], labels.flatten()[None], bins=20)
     assert rows["all", "micro pooled", "tumour", "ace"].value == pytest.approx(ace(together)[0, 2].item())
 
@@ -131,7 +132,7 @@ def test_a_file_that_is_no_evaluation_is_refused_in_a_sentence(tmp_path, damage)
         np.savez(path, header=np.array([{"format": 1}], dtype=object))
     else:
         path.write_bytes({"empty": b"", "text": b"hello", "cut": content[: len(content) // 2]}[damage])
-    with pytest.raises(SegcalError, match="segcal evaluation 1"):
+    with pytest.raises(SegcalError, match="segcal evaluation 2"):
         Evaluation.load(path)
 
 
@@ -154,3 +155,79 @@ def test_a_file_with_senseless_content_is_refused_in_a_sentence(tmp_path, name, 
     np.savez(path, **arrays)
     with pytest.raises(SegcalError, match=rf"evaluation\.npz must hold the sums of an evaluation; .*{message}"):
         Evaluation.load(path)
+
+
+def test_scores_of_all_classes_are_torchs_cross_entropy_and_scikit_learns_brier_score():
+    evaluation, probabilities, labels = make(cases=2)
+    rows = rows_of(evaluation.foreground())
+    losses = torch.nn.functional.nll_loss(probabilities.double().log(), labels, reduction="none").mean(1)
+    assert rows["all", "macro", None, "nll"].value == pytest.approx(losses.mean().item())
+    assert rows["all", "micro pooled", None, "nll"].value == pytest.approx(losses.mean().item())  # as many voxels
+    by_case = [
+        brier_score_loss(y.numpy(), p.T.numpy(), labels=[0, 1, 2]) for p, y in zip(probabilities, labels, strict=True)
+    ]
+    assert rows["all", "macro", None, "brier"].value == pytest.approx(np.mean(by_case))
+    of_liver = [log_loss(y.numpy() == 1, p[1].numpy()) for p, y in zip(probabilities, labels, strict=True)]
+    assert rows["all", "macro", "liver", "nll"].value == pytest.approx(np.mean(of_liver))
+
+
+def test_predicting_more_foreground_than_there_is_does_not_better_the_likelihood():
+    """The sum over each class's own voxels, without the background, fell where everything was called foreground."""
+    labels = (torch.rand(1, 4000, generator=torch.Generator().manual_seed(0)) < 0.1).long()
+    honest, greedy = (torch.tensor([[[1 - p], [p]]]).expand(1, 2, 4000) for p in (0.1, 0.9))
+    for scores in (ScoreSums.joint_of_classes, lambda p, y: ScoreSums.of_classes(p, y).mean_of_classes()):
+        assert nll(scores(honest, labels)).item() < nll(scores(greedy, labels)).item()
+        assert brier(scores(honest, labels)).item() < brier(scores(greedy, labels)).item()
+
+
+def test_a_class_named_as_a_mean_keeps_its_own_numbers(tmp_path):
+    evaluation = replace(make()[0], classes=("background", "mean", "top label"))
+    rows = {
+        (r.scope, r.label, r.metric): r.value for r in evaluation.foreground().summary() if r[:2] == ("all", "macro")
+    }
+    plain = {(r.label, r.metric): r.value for r in make()[0].foreground().summary() if r[:2] == ("all", "macro")}
+    assert rows["class", "mean", "ace"] == plain["liver", "ace"] != rows["mean", None, "ace"] == plain[None, "ace"]
+    assert rows["top label", None, "top_label_ece"] == plain[None, "top_label_ece"]
+
+
+@pytest.mark.parametrize("classes", [("background", "x", "x"), ("background", "", "x")])
+def test_classes_of_one_name_or_none_are_refused(classes):
+    with pytest.raises(ConfigError, match=r"class names must (differ|not be empty)"):
+        replace(make()[0], classes=classes)
+
+
+def test_complete_cases_of_regions_are_those_with_every_trained_label():
+    evaluation = replace(make()[0], label_counts=torch.tensor([[5.0, 1.0, 9.0], [5.0, 0.0, 9.0], [1.0, 1.0, 1.0]]))
+    assert evaluation.complete().cases == ("0-0", "0-2")  # every region is in all three
+    none = replace(make(seed=4)[0], label_counts=torch.zeros(3, 3))
+    assert Evaluation.concatenate([evaluation, none]).complete().cases == ("0-0", "0-2")
+
+
+def test_label_counts_and_joint_scores_survive_saving(tmp_path):
+    evaluation = replace(make()[0], label_counts=torch.tensor([[5.0], [0.0], [2.0]], dtype=torch.float64))
+    evaluation.save(tmp_path / "a.npz")
+    loaded = Evaluation.load(tmp_path / "a.npz")
+    assert torch.equal(loaded.label_counts, evaluation.label_counts)
+    assert torch.equal(loaded.joint_scores()["nll"], evaluation.joint_scores()["nll"])
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_files_of_the_first_format_load_with_what_they_can_tell(tmp_path, exclusive):
+    evaluation, probabilities, labels = make()
+    path = tmp_path / "old.npz"
+    if not exclusive:
+        evaluation = replace(evaluation, top_label=None, has_background=False)
+    replace(evaluation, joint=None).save(path)
+    with np.load(path) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    arrays["header"] = np.array(str(arrays["header"]).replace("segcal evaluation 2", "segcal evaluation 1"))
+    if exclusive:  # a class's log loss was that of its own voxels
+        own = torch.nn.functional.one_hot(labels, 3).movedim(-1, 1) * -probabilities.double().log()
+        arrays["scores_log_loss"] = own.sum(2).numpy()
+    np.savez(path, **arrays)
+    loaded = Evaluation.load(path)
+    expected = evaluation.joint if exclusive else evaluation.scores.mean_of_classes()
+    torch.testing.assert_close(loaded.joint_scores()["nll"], nll(expected)[:, 0])
+    torch.testing.assert_close(loaded.joint_scores()["brier"], brier(expected)[:, 0])
+    known = loaded.case_metrics()["nll"]
+    assert known.isnan().all() if exclusive else torch.equal(known, nll(evaluation.scores))

@@ -16,16 +16,18 @@ PACKAGE = Path(segcal.__file__).parent
 
 # Each layer may import itself and the layers before it; layers of one line stand side by side.
 LAYERS: list[dict[str, set[str]]] = [
-    {"spine": {"errors", "parsing", "files", "binning", "statistics", "collect", "kernels"}},
+    {"spine": {"errors", "ending", "parsing", "files", "words", "binning", "statistics", "collect", "kernels"}},
     {"numbers": {"metrics", "overlap", "regions", "intervals", "diagrams"}},
     {
         "learning": {"losses", "scaling"},
-        "showing": {"colours", "evaluation", "comparison", "tables", "plots", "report"},
+        "showing": {"colours", "evaluation", "matching", "comparison", "remarks", "tables", "plots", "report"},
     },
     {
         "doing": {
             "volumes",
+            "doubts",
             "measure",
+            "naming",
             "results",
             "cohort",
             "maps",

@@ -8,18 +8,24 @@ import torch
 from scipy import stats as scipy_stats
 
 from segcal import Binning, BinStatistics, ConfigError, FileError, ace, micro
+from segcal.datasets import known_dataset, make_phantom, make_split
 from segcal.intervals import (
     calibrated_draws,
+    error_interval,
+    expanded,
     group_matrix,
     holm,
     patients_of,
+    permutation_p,
     quantile_interval,
     resample_weights,
     signed_rank_test,
+    swaps,
     t_test,
     weighted_mean,
     wilson,
 )
+from segcal.scaling import LocalTemperature, Temperature, draw_sample
 
 
 def doubles(*values):
@@ -35,6 +41,8 @@ def test_frames_of_one_acdc_patient_belong_together_and_other_cases_stand_alone(
 def test_patients_come_from_a_file(tmp_path):
     path = tmp_path / "patients.csv"
     path.write_text("case,patient\na,1\nb,1\nc,2\n")
+    assert patients_of(["c", "a"], str(path)) == ("2", "1")
+    path.write_text(path.read_text(), encoding="utf-8-sig")  # as a spreadsheet writes it
     assert patients_of(["c", "a"], str(path)) == ("2", "1")
     with pytest.raises(ConfigError, match="must name the patient of every case; 'z' is not in it"):
         patients_of(["z"], str(path))
@@ -52,6 +60,23 @@ def test_patients_come_from_a_file(tmp_path):
 def test_a_wrong_expression_for_patients_is_refused(rule, message):
     with pytest.raises(ConfigError, match=message):
         patients_of(["a1"], rule)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, 1 << 32, "0"])
+def test_a_seed_that_no_generator_takes_is_refused(seed):
+    stats = BinStatistics(*(torch.ones(1, 1, 2, dtype=torch.float64),) * 3, Binning(2))
+    dataset = known_dataset("acdc")
+    for use in (
+        lambda: resample_weights(["a", "b"], seed=seed),
+        lambda: next(calibrated_draws(stats, seed=seed)),
+        lambda: Temperature(seed=seed),
+        lambda: LocalTemperature(seed=seed),
+        lambda: draw_sample([], voxels=10, activation="softmax", seed=seed),
+        lambda: make_split(dataset, seed=seed),
+        lambda: make_phantom("nowhere", seed=seed),
+    ):
+        with pytest.raises(ConfigError, match="seed must be a whole number from 0 to 4294967295; got"):
+            use()
 
 
 def test_a_draw_takes_patients_whole():
@@ -113,11 +138,69 @@ def test_paired_tests_are_scipys_and_skip_what_has_no_partner():
 
 
 def test_tests_without_spread_or_pairs_do_not_invent_significance():
-    assert t_test(doubles(0, 0, 0)) == signed_rank_test(doubles(0, 0, 0)) == 1
-    assert math.isnan(t_test(doubles(0.3)))
-    assert math.isnan(signed_rank_test(doubles(math.nan, 0.3)))
-    assert t_test(doubles(0.1, 0.1, 0.1)) == 0
-    assert signed_rank_test(doubles(0.1, 0.1, 0.1)) == pytest.approx(0.25)  # 2 of the 2^3 sign patterns
+    assert t_test(doubles(0, 0, 0, 0, 0)) == signed_rank_test(doubles(0, 0, 0, 0, 0)) == 1
+    assert t_test(doubles(*[0.1] * 5)) == signed_rank_test(doubles(*[0.1] * 5)) == 2 / 2**5  # of all sign patterns
+    for few in (doubles(0.3), doubles(math.nan, 0.1, 0.2, 0.3, 0.4), doubles(0.1, 0.1, 0.1, 0.1)):
+        assert math.isnan(t_test(few))
+        assert math.isnan(signed_rank_test(few))
+
+
+def test_the_t_test_of_cases_counts_patients_and_tests_the_mean_over_cases():
+    differences = np.random.default_rng(5).normal(0.3, 1, 12)
+    patients = [str(i // 2) for i in range(12)]
+    of_patients = differences.reshape(6, 2).mean(1)
+    p = t_test(torch.from_numpy(differences), group_matrix(patients))
+    assert p == pytest.approx(scipy_stats.ttest_1samp(of_patients, 0).pvalue)
+    # A patient with nine cases and five with one: the mean over cases is what is tested, not that over patients.
+    uneven = np.r_[[1.0] * 9, [-1.0, -1.1, -0.9, -1.2, -0.8]]
+    groups = group_matrix([*["a"] * 9, *"bcdef"])
+    mean, residuals = uneven.mean(), np.r_[9 * (1 - uneven.mean()), uneven[9:] - uneven.mean()]
+    error = math.sqrt(6 / 5 * (residuals**2).sum()) / 14
+    expected = 2 * scipy_stats.t.sf(abs(mean / error), 5)
+    assert t_test(torch.from_numpy(uneven), groups) == pytest.approx(expected)
+    assert expected > 0.5  # one patient against five
+
+
+def test_all_swaps_are_taken_where_they_are_few_and_a_draw_of_them_where_not():
+    every = swaps(["p", "q", "p"], number=100)
+    assert sorted(map(tuple, every.tolist())) == [(0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1)]
+    some = swaps([str(i) for i in range(30)], number=400, seed=1)
+    assert some.shape == (400, 30)
+    assert not some[0].any()
+    assert some[1:].mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_permutation_test_is_exact_under_the_null():
+    """p is at most 5 % in 5 % of experiments without an effect, and never below 2 / 2^patients."""
+    generator = np.random.default_rng(0)
+    tossed = swaps([str(i) for i in range(8)], number=1000)
+    signs = 1 - 2 * tossed
+    p = [permutation_p(signs @ torch.from_numpy(generator.normal(size=8))) for _ in range(2000)]
+    assert np.mean(np.array(p) <= 0.05) == pytest.approx(0.047, abs=0.012)  # 12 of the 256 ways
+    assert min(p) == 2 / 256
+    assert math.isnan(permutation_p(doubles(math.nan, 1.0)))
+
+
+@pytest.mark.parametrize("patients", [8, 40])
+@pytest.mark.parametrize("gap", [0.0, 0.02, 0.1])
+def test_the_interval_of_an_error_covers_the_truth_and_holds_its_value(patients, gap):
+    """Percentiles of a bootstrap cover a small error hardly ever, since draws of an absolute gap only grow it."""
+    generator = np.random.default_rng(patients)
+    bins, rounds = 20, 200
+    covered = held = percentiles = 0
+    for i in range(rounds):
+        gaps = gap + generator.normal(0, 0.08, (patients, 1)) + generator.normal(0, 0.05, (patients, bins))
+        weights = resample_weights([str(k) for k in range(patients)], number=400, seed=i).numpy() / patients
+        value, drawn = abs(gaps.mean(0)).mean(), abs(weights @ gaps)
+        apart = abs(weights @ gaps - gaps.mean(0)).mean(1)
+        draws, level = drawn.mean(1), expanded(0.95, patients)
+        low, high = error_interval(value, torch.from_numpy(draws), torch.from_numpy(apart), level=level)
+        covered += low <= gap <= high
+        held += low <= value <= high
+        percentiles += np.quantile(draws, 0.025) <= gap <= np.quantile(draws, 0.975)
+    assert held == rounds
+    assert covered >= 0.92 * rounds
+    assert gap > 0 or percentiles < 0.2 * rounds
 
 
 def test_holm_multiplies_by_the_tests_left_and_never_decreases():

@@ -7,6 +7,7 @@ from monai.data import MetaTensor
 from torch.nn import functional
 
 from segcal import ACELoss, Binning, ConfigError, LabelError, RangeError, SegmentationLoss, ShapeError, bin_statistics
+from segcal.errors import SegcalError
 
 TRIANGULAR = Binning(5, kernel="triangular")
 LOSSES = {
@@ -139,7 +140,7 @@ def test_the_loss_of_statistics_equals_the_loss_of_the_voxels(kernel):
 @pytest.mark.parametrize("masked", [False, True])
 def test_terms_are_those_of_the_formulas_in_value_and_gradient(activation, background, labelled, masked, backend):
     logits, labels = image(2, 3, 50)
-    y = oracle.one_hot(labels, 3) if labelled != "soft" else torch.rand(2, 3, 50, dtype=torch.float64)
+    y = oracle.one_hot(labels, 3) if labelled != "soft" else torch.rand(2, 3, 50, dtype=torch.float64).softmax(1)
     keep = torch.rand(2, 50) < 0.6 if masked else None
     loss = SegmentationLoss(0.5, 2.0, 3.0, TRIANGULAR, activation=activation, background=background, backend=backend)
     terms = loss.terms(logits, labels if labelled == "map" else y, mask=keep)
@@ -162,6 +163,21 @@ def test_class_weights_act_on_cross_entropy_as_torchs_do(labelled, backend):
     expected = functional.cross_entropy(logits, target, weight=torch.tensor(weights, dtype=torch.float64))
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradient(loss, logits), gradient(expected, logits))
+
+
+def test_twice_the_class_weights_double_dice_and_ace_and_leave_the_cross_entropy_of_a_map():
+    logits, labels = image(2, 3, 5, 6)
+    y = oracle.one_hot(labels, 3)
+
+    def terms(factor, labels, **options):
+        weights = [factor * weight for weight in (0.2, 1.0, 3.0)]
+        return SegmentationLoss(class_weights=weights, **options).terms(logits, labels)
+
+    for labelled, options, grown in ((labels, {}, 1), (y, {}, 2), (labels, {"activation": "sigmoid"}, 2)):
+        one, two = terms(1, labelled, **options), terms(2, labelled, **options)
+        assert (two.dice / one.dice).item() == pytest.approx(2)
+        assert (two.ace / one.ace).item() == pytest.approx(2)
+        assert (two.ce / one.ce).item() == pytest.approx(grown)
 
 
 def test_binary_cross_entropy_is_torchs(backend):
@@ -411,7 +427,7 @@ def test_metatensors_are_read_as_tensors(loss):
 @every_loss
 def test_soft_labels_that_want_a_gradient_are_read_as_numbers(loss, backend):
     logits, _ = image(1, 3, 20)
-    labels = torch.rand(1, 3, 20, dtype=torch.float64, requires_grad=True)
+    labels = torch.rand(1, 3, 20, dtype=torch.float64).softmax(1).requires_grad_()
     with_backend(loss, backend)(logits, labels).backward()
     assert logits.grad.abs().max() > 0
     assert labels.grad is None
@@ -510,3 +526,65 @@ def test_arrays_that_are_no_tensors_are_refused_with_a_hint(loss):
 def test_options_of_a_wrong_type_are_refused(options):
     with pytest.raises(ConfigError, match="must be a"):
         SegmentationLoss(**options)
+
+
+def test_a_loss_shows_its_settings():
+    loss = SegmentationLoss(ace=0.3, binning=Binning(15, kernel="triangular"), class_weights=[1, 2], background=False)
+    shown = repr(loss)
+    for part in (
+        "ace=0.3",
+        "dice=1.0",
+        "bins=15",
+        "kernel='triangular'",
+        "class_weights=[1.0, 2.0]",
+        "background=False",
+    ):
+        assert part in shown
+    assert "bins=7" in repr(ACELoss(Binning(7)))
+    assert "class_weights" not in repr(ACELoss())
+
+
+@pytest.mark.parametrize("options", [{}, {"dice": 0, "ce": 0}, {"ace": 0}], ids=str)
+def test_labels_of_exclusive_classes_must_not_sum_to_more_than_one(options, backend):
+    logits, labels = image(2, 3, 40)
+    y = oracle.one_hot(labels, 3)
+    loss = SegmentationLoss(**options, backend=backend)
+    several, none = y.clone(), y.clone()
+    several[1, :, 7] = 1
+    none[1, :, 7] = 0
+    assert loss(logits, none).isfinite()  # a voxel without a label
+    for labelled in (several.byte(), several):
+        with pytest.raises(LabelError, match=r"exclusive classes must sum to 1 .* in case 1 .*activation='sigmoid'"):
+            loss(logits, labelled)
+    keep = torch.ones(2, 40, dtype=torch.bool)
+    keep[1, 7] = False
+    expected = loss(logits, labels, mask=keep)
+    torch.testing.assert_close(loss(logits, several, mask=keep), expected)
+    assert SegmentationLoss(activation="sigmoid", backend=backend)(logits, several).isfinite()
+    soft = torch.rand(2, 3, 40, dtype=torch.float64).softmax(1)
+    assert loss(logits, soft).isfinite()
+    assert loss(logits, soft.half()).isfinite()
+
+
+@pytest.mark.parametrize("loss", [ACELoss(), SegmentationLoss()], ids=["ace", "together"])
+def test_an_empty_batch_is_refused(loss):
+    with pytest.raises(ShapeError, match=r"a batch must have at least one case; got logits \(0, 3, 8\)"):
+        loss(torch.randn(0, 3, 8, requires_grad=True), torch.zeros(0, 8, dtype=torch.long))
+
+
+def test_what_torch_offers_and_sums_do_not_take_is_refused_in_a_sentence():
+    loss = SegmentationLoss()
+    logits, labels = torch.randn(2, 3, 8, requires_grad=True), torch.randint(0, 3, (2, 8))
+    with pytest.raises(ConfigError, match=r"do not go through torch\.func \(vmap"):
+        torch.func.vmap(lambda z, y: loss(z[None], y[None]))(logits, labels)
+    with pytest.raises(ConfigError, match=r"do not go through torch\.func"):
+        torch.func.grad(lambda z: loss(z, labels))(logits.detach())
+    with pytest.raises(ConfigError, match=r"give torch\.export the network alone"):
+        torch.export.export(loss, (logits.detach(), labels))
+    with pytest.raises(ShapeError, match="on the meta device"):
+        loss(logits.to("meta"), labels.to("meta"))
+    with pytest.raises(ShapeError, match=r"labels must be on the device .* cpu; they are on meta"):
+        loss(logits, labels.to("meta"))
+    (slope,) = torch.autograd.grad(loss(logits, labels), logits, create_graph=True)
+    with pytest.raises(SegcalError, match="first derivatives alone"):
+        slope.square().sum().backward()

@@ -6,6 +6,7 @@ import math
 import nibabel
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from segcal import ConfigError, FileError, GridError, RangeError, Regions, ShapeError, evaluate
@@ -142,7 +143,8 @@ def test_logits_become_probabilities(tmp_path):
     np.testing.assert_allclose(panels(figure)[1][0], 1 / (1 + math.exp(-2)), rtol=1e-6)
 
 
-def test_flat_images_and_bare_arrays_are_shown_as_stored(tmp_path):
+def test_a_flat_image_stands_upright_and_is_no_slice(tmp_path):
+    """Rows from the top and columns from the left, as any viewer of pictures shows an array."""
     labels = np.zeros((8, 6), np.uint8)
     labels[1, 2] = 1
     np.save(tmp_path / "l.npy", labels)
@@ -150,8 +152,21 @@ def test_flat_images_and_bare_arrays_are_shown_as_stored(tmp_path):
     np.save(tmp_path / "i.npy", np.arange(48.0).reshape(8, 6))
     figure = case_maps({"m": tmp_path / "p.npy"}, tmp_path / "l.npy", 1, image=tmp_path / "i.npy", zoom=False)
     image, (probability,) = panels(figure)
-    np.testing.assert_array_equal(image, np.arange(48.0).reshape(8, 6))
-    np.testing.assert_array_equal(probability, 0.75 * labels)
+    seen = np.flipud(image.T)  # first row at the top
+    np.testing.assert_array_equal(seen, np.arange(48.0).reshape(8, 6))
+    np.testing.assert_array_equal(np.flipud(probability.T), 0.75 * labels)
+    texts = [ax.get_title() for ax in figure.axes] + [text.get_text() for text in figure.findobj(Text)]
+    assert not [text for text in texts if "slice" in text]
+
+
+def test_a_volume_without_a_grid_is_shown_as_stored_and_says_its_slice(tmp_path):
+    labels = np.zeros((8, 6, 3), np.uint8)
+    labels[1, 2, 2] = 1
+    np.save(tmp_path / "l.npy", labels)
+    np.save(tmp_path / "p.npy", np.moveaxis(exclusive(np.where(labels, 0.75, 0.0)), -1, 0))
+    figure = case_maps({"m": tmp_path / "p.npy"}, tmp_path / "l.npy", 1, zoom=False)
+    np.testing.assert_array_equal(panels(figure)[1][0], 0.75 * labels[:, :, 2])
+    assert any("slice 2" in text.get_text() for text in figure.findobj(Text))
 
 
 def test_zoom_shows_what_there_is_and_its_surroundings(tmp_path):

@@ -33,11 +33,27 @@ def test_over_and_underconfidence_make_up_the_ece():
 
 
 def test_sides_of_the_gap_by_hand():
-    # bin 0: 0.25 twice, one of them true: 0.25 under; bin 1: 0.75 twice, none true: 0.75 over
+    # bin 0: 0.25 twice, one of them true: too sure by 0.25; bin 1: 0.75 twice, none true: too sure by 0.75
     stats = statistics([[[0.25, 0.25, 0.75, 0.75]]], [[[1, 0, 0, 0]]])
-    assert overconfidence(stats).item() == pytest.approx(0.375)
-    assert underconfidence(stats).item() == pytest.approx(0.125)
+    assert overconfidence(stats).item() == pytest.approx(0.5)
+    assert underconfidence(stats).item() == 0
     assert signed_gap(stats).item() == pytest.approx(0.25)
+    # 0.25 twice, none true: not sure enough that it is absent; 0.5, true: not sure of anything
+    stats = statistics([[[0.25, 0.25, 0.5, 0.5]]], [[[0, 0, 1, 1]]])
+    assert underconfidence(stats).item() == pytest.approx((0.25 + 0.5) / 2)
+    assert overconfidence(stats).item() == 0
+
+
+@pytest.mark.parametrize(("factor", "over"), [(3.0, True), (1 / 3, False)])
+def test_logits_that_are_too_large_are_overconfident_whatever_the_share_of_the_class(factor, over):
+    generator = torch.Generator().manual_seed(0)
+    logits = 1.5 * torch.randn(1, 1, 50_000, generator=generator) - 2.5  # one voxel in eight is of the class
+    labels = (torch.rand(logits.shape, generator=generator) < logits.sigmoid()).long()
+    stats = bin_statistics((factor * logits).sigmoid(), labels, bins=20)
+    more, less = (
+        (overconfidence(stats), underconfidence(stats)) if over else (underconfidence(stats), overconfidence(stats))
+    )
+    assert more.item() > 20 * less.item()
 
 
 def test_micro_pooled_weighs_voxels_and_micro_paper_weighs_cases():
@@ -67,17 +83,38 @@ def test_equal_mass_bins_agree_with_sorting_the_voxels():
     order = np.argsort(probabilities)
     groups = np.array_split(order, 10)
     expected = np.mean([abs(probabilities[g].mean() - labels[g].mean()) for g in groups])
-    even = equal_mass(stats, 10)
+    even = equal_mass(stats, 10, above=0)
     assert even.count.min() > 380
     assert ace(even).item() == pytest.approx(expected, abs=5e-3)
 
 
 def test_equal_mass_bins_keep_every_voxel_and_need_hard_bins():
     stats = statistics([[[0.0, 0.0, 0.0, 1.0]]], [[[0, 0, 1, 1]]], bins=1200)
-    assert equal_mass(stats, 4).count.sum() == 4
+    assert equal_mass(stats, 4, above=0).count.sum() == 4
+    assert equal_mass(stats, 4).count.sum() == 1  # those below 1 % are left out
+    with pytest.raises(ConfigError, match="above must be a probability"):
+        equal_mass(stats, 4, above=1.0)
     soft = bin_statistics(torch.rand(1, 1, 5), torch.ones(1, 1, 5), binning=Binning(5, "triangular"))
     with pytest.raises(ConfigError, match="hard"):
         equal_mass(soft, 2)
+
+
+def test_background_does_not_dilute_equal_mass_bins():
+    """Without a threshold, 97 % background left two occupied bins and a thirtieth of the error."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.rand(20_000, generator=generator)
+    labels = (torch.rand(20_000, generator=generator) < truth).long()
+    sharp = (3 * truth.logit(eps=1e-6)).sigmoid()
+    errors = {}
+    for share in (0.0, 0.9, 0.97):
+        more = int(20_000 * share / (1 - share))
+        probabilities = torch.cat([sharp, torch.full((more,), 0.0002)])[None, None]
+        stats = bin_statistics(probabilities, torch.cat([labels, labels.new_zeros(more)])[None, None], bins=1200)
+        even = equal_mass(stats, 20)
+        errors[share] = ace(even).item()
+        assert ece(even).item() == pytest.approx(errors[share], rel=0.1)  # bins hold about equally many
+    assert errors[0.9] == errors[0.97] == pytest.approx(errors[0.0], rel=1e-9)
+    assert errors[0.0] > 0.05
 
 
 @pytest.mark.parametrize("metric", [ece, ace, mce, signed_gap, overconfidence, underconfidence])

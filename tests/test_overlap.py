@@ -7,31 +7,28 @@ import torch
 from monai.metrics import DiceMetric
 
 from segcal import OverlapCounts, ScoreSums, ShapeError, brier, dice, nll
-from segcal.binning import Binning
-from segcal.collect import read_voxels, sums_of
 
 
-def scores_of(probabilities, labels):
-    voxels = read_voxels(probabilities, labels)
-    _, sums = sums_of(voxels, binning=Binning(1), activation="none", classes=True, backend=None)
-    return ScoreSums.of_class_sums(sums)
-
-
-def test_dice_equals_monai_where_classes_are_present():
+@pytest.mark.parametrize("absent", [False, True], ids=["every class", "one absent and predicted"])
+def test_dice_equals_monai(absent):
     probabilities, labels = torch.rand(2, 3, 200).softmax(1), torch.randint(0, 3, (2, 200))
+    if absent:
+        labels[0][labels[0] == 2] = 1
     predicted = torch.nn.functional.one_hot(probabilities.argmax(1), 3).movedim(-1, 1)
     true = torch.nn.functional.one_hot(labels, 3).movedim(-1, 1)
     metric = DiceMetric(reduction="none")
     metric(predicted[..., None], true[..., None])
     expected = metric.aggregate().double()
-    torch.testing.assert_close(dice(OverlapCounts.of_classes(probabilities, labels)), expected, rtol=1e-6, atol=1e-6)
+    assert bool(expected[0, 2].isnan()) == absent
+    values = dice(OverlapCounts.of_classes(probabilities, labels))
+    torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-def test_a_class_neither_present_nor_predicted_has_no_dice_and_a_false_alarm_has_zero():
+def test_a_class_that_is_not_present_has_no_dice_whether_predicted_or_not():
     probabilities = torch.tensor([[[0.9, 0.1], [0.1, 0.8], [0.0, 0.1]]])
     values = dice(OverlapCounts.of_classes(probabilities, torch.tensor([[0, 0]])))[0].tolist()
-    assert values[:2] == [pytest.approx(2 / 3), 0.0]
-    assert math.isnan(values[2])
+    assert values[0] == pytest.approx(2 / 3)
+    assert all(map(math.isnan, values[1:]))
 
 
 def test_regions_are_predicted_from_one_half_on():
@@ -49,15 +46,30 @@ def test_counts_add_over_any_split():
 
 def test_brier_and_nll_by_hand():
     probabilities = torch.tensor([[[0.8, 0.4], [0.2, 0.6]]], dtype=torch.float64)
-    scores = scores_of(probabilities, torch.tensor([[0, 1]]))
+    labels = torch.tensor([[0, 1]])
+    scores, joint = ScoreSums.of_classes(probabilities, labels), ScoreSums.joint_of_classes(probabilities, labels)
     assert brier(scores)[0].tolist() == pytest.approx([(0.04 + 0.16) / 2] * 2)
-    assert nll(scores)[0].tolist() == pytest.approx([-math.log(0.8) / 2, -math.log(0.6) / 2])
-    cross_entropy = torch.nn.functional.nll_loss(probabilities.log(), torch.tensor([[0, 1]]))
-    assert nll(scores).sum().item() == pytest.approx(cross_entropy.item())
+    assert nll(scores)[0].tolist() == pytest.approx([-(math.log(0.8) + math.log(0.6)) / 2] * 2)  # p and 1 - p
+    assert nll(joint).item() == pytest.approx(torch.nn.functional.nll_loss(probabilities.log(), labels).item())
+    assert brier(joint).item() == pytest.approx((0.04 + 0.16) / 2)  # of two classes, that of one
+
+
+def test_two_channels_score_as_one():
+    foreground, labels = torch.rand(3, 1, 50), torch.randint(0, 2, (3, 50))
+    one = ScoreSums.of_regions(foreground, labels[:, None]).mean_of_classes()
+    two = ScoreSums.joint_of_classes(torch.cat([1 - foreground, foreground], 1), labels)
+    torch.testing.assert_close(nll(one), nll(two))
+    torch.testing.assert_close(brier(one), brier(two))
+
+
+def test_three_classes_have_the_brier_score_of_all_of_them():
+    joint = ScoreSums.joint_of_classes(torch.tensor([[[0.5], [0.3], [0.2]]]), torch.tensor([[1]]))
+    assert brier(joint).item() == pytest.approx(0.25 + 0.49 + 0.04)
+    assert nll(joint).item() == pytest.approx(-math.log(0.3))
 
 
 def test_a_probability_of_zero_costs_as_much_as_the_smallest_half_precision_number():
-    scores = scores_of(torch.tensor([[[0.0], [1.0]]]), torch.tensor([[0]]))
+    scores = ScoreSums.of_classes(torch.tensor([[[0.0], [1.0]]]), torch.tensor([[0]]))
     assert nll(scores)[0, 0].item() == pytest.approx(24 * math.log(2))
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from segcal import ConfigError
-from segcal.regions import read_class_names, read_ignored, read_regions
+from segcal.regions import Regions, read_class_names, read_ignored, read_regions
 
 
 def test_built_in_regions_are_those_of_the_challenges():
@@ -121,3 +121,60 @@ def test_a_label_value_that_is_no_number_is_refused(tmp_path, value):
     file.write_text(f'{{"labels": {{"0": "background", "{value}": "x"}}}}', encoding="utf-8")
     with pytest.raises(ConfigError, match="class names must be a,b,c"):
         read_class_names(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("dataset.json", '{"labels": {"0": "background", "1": "x", "2": "x"}}'),
+        ("dataset.json", '{"labels": {"0": "background", "1": "x", "2": " x"}}'),
+        ("dataset.json", '{"labels": {"background": 0, "x": 1, "x": 2}}'),
+        ("dataset.json", '{"labels": {"background": 0, "x": 1, "y": 1}}'),
+        ("dataset.json", '{"labels": {"0": "background", "1": "x", "01": "y"}}'),
+        ("classes.toml", 'classes = ["background", "x", "x"]'),
+        ("classes.toml", 'classes = ["background", "\\u00e9", "e\\u0301"]'),
+    ],
+)
+def test_two_classes_of_one_name_are_refused_wherever_names_come_in(tmp_path, name, content):
+    """The last of them would name them all, or one would be lost."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match="more than once"):
+        read_class_names(str(path))
+
+
+@pytest.mark.parametrize("names", ["background,,liver", "background,liver,", ""])
+def test_a_class_without_a_name_is_refused(tmp_path, names):
+    with pytest.raises(ConfigError, match="must not be empty"):
+        read_class_names(names)
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps({"labels": {"0": "background", "1": " "}}))
+    with pytest.raises(ConfigError, match="must not be empty"):
+        read_class_names(str(path))
+
+
+def test_two_regions_of_one_name_or_a_value_named_twice_are_refused(tmp_path):
+    """A value that a region names twice would be added to its probability twice."""
+    for members, values in (({"a": (1,), " a": (2,)}, None), ({"a": (1, 1)}, None), ({"a": (1,)}, (0, 1, 1))):
+        with pytest.raises(ConfigError, match="more than once"):
+            Regions(members, values)
+    with pytest.raises(ConfigError, match="must not be empty"):
+        Regions({"": (1,)})
+    file = tmp_path / "dataset.json"
+    file.write_text('{"labels": {"background": 0, "whole": [1, 2], "whole": [2]}}')
+    with pytest.raises(ConfigError, match="'whole' more than once"):
+        read_regions(str(file))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    toml, names = tmp_path / "regions.toml", tmp_path / "dataset.json"
+    toml.write_text("[regions]\na = [1]\n", encoding="utf-8-sig")
+    names.write_text('{"labels": {"0": "background"}}', encoding="utf-8-sig")
+    assert read_regions(str(toml)).members == {"a": (1,)}
+    assert read_class_names(str(names)) == {0: "background"}
+
+
+def test_values_alone_are_a_remap(tmp_path):
+    path = tmp_path / "regions.toml"
+    path.write_text("values = [0, 1, 2, 4]\n")
+    assert read_regions(str(path)) == Regions({}, (0, 1, 2, 4))

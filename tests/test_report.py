@@ -9,13 +9,15 @@ import shutil
 import time
 from html.parser import HTMLParser
 from itertools import pairwise
+from urllib.parse import quote
 
 import pytest
 import torch
 
 from segcal import Binning, BinStatistics, ConfigError, Evaluation, FileError, OverlapCounts, ScoreSums
-from segcal.comparison import compare, match_cases
+from segcal.comparison import compare
 from segcal.diagrams import reliability, reliability_histogram
+from segcal.matching import match_cases
 from segcal.report import ReportMap, build_report, reading
 from segcal.report.content import method_diagrams
 from segcal.report.page import embedded_json
@@ -34,7 +36,7 @@ EXTREME = [c + 0.1 if c < 0.5 else c - 0.1 for c in CENTRES]
 CAUTIOUS = [max(0.0, c - 0.1) if c < 0.5 else min(1.0, c + 0.1) for c in CENTRES]
 
 
-def make(*frequencies, cases=4, names=None, classes=None, absent=(), dice=0.8, wobble=0.0, provenance=None):
+def make(*frequencies, cases=6, names=None, classes=None, absent=(), dice=0.8, wobble=0.0, provenance=None):
     """1,000 voxels at the centre of each of 20 bins; a list of frequencies for each class, the same in every case.
 
     `absent` are (case, class) pairs; `wobble` is added to the frequencies of odd cases and taken from even ones.
@@ -63,6 +65,7 @@ def make(*frequencies, cases=4, names=None, classes=None, absent=(), dice=0.8, w
         cases=tuple(names or [f"case_{i}" for i in range(cases)]),
         classes=tuple(classes or ["liver", "tumour", "cyst"][: len(frequencies)]),
         provenance=provenance or {},
+        joint=ScoreSums(0.1 * voxels[:, :1], 0.2 * voxels[:, :1], voxels[:, :1]),
     )
 
 
@@ -106,45 +109,82 @@ class Markup(HTMLParser):
 @pytest.mark.parametrize(
     ("frequencies", "expected"),
     [
-        (OVER, ["is overconfident: where it gives 50 to 100 %, liver is there 20.0 percentage points less often"]),
-        (UNDER, ["is underconfident: where it gives 0 to 50 %, liver is there 15.0 percentage points more often"]),
+        (
+            OVER,
+            [
+                "net is overconfident about liver: where it gives 50 to 100 %",
+                "liver is there 20.0 percentage points less often than it says",
+            ],
+        ),
+        (
+            UNDER,
+            [
+                "net is overconfident about liver: where it gives 0 to 50 %",
+                "liver is there 15.0 percentage points more often than it says",
+            ],
+        ),
         (
             EXTREME,
             [
-                "is too extreme, overconfident at high and underconfident at low",
+                "net is overconfident about liver",
                 "where it gives 0 to 50 %, liver is there 10.0 percentage points more often",
-                "where it gives 50 to 100 %, liver is there 10.0 percentage points less often",
+                "and where it gives 50 to 100 %, liver is there 10.0 percentage points less often",
             ],
         ),
-        (CAUTIOUS, ["is too cautious, underconfident at high and overconfident at low"]),
-        (CENTRES, ["is well calibrated"]),
+        (CAUTIOUS, ["net is underconfident about liver"]),
+        ([max(0.0, c - 0.1) for c in CENTRES], ["net overestimates liver: where it gives"]),
+        ([min(1.0, c + 0.1) for c in CENTRES], ["net underestimates liver: where it gives"]),
+        (CENTRES, ["net is well calibrated"]),
     ],
-    ids=["over", "under", "extreme", "cautious", "calibrated"],
+    ids=["over", "sure of no", "extreme", "cautious", "too much", "too little", "calibrated"],
 )
 def test_the_reading_tells_the_side_the_range_and_the_size(frequencies, expected):
     (paragraph,) = read({"net": make(frequencies)})
-    assert paragraph.startswith("net ")
     for words in expected:
         assert words in paragraph
 
 
-def test_the_reading_compares_the_error_with_chance():
+def test_the_reading_compares_the_error_with_chance_and_says_that_chance_is_more():
     (paragraph,) = read({"net": make(OVER)})
     floor = compare({"net": make(OVER)}, resamples=50).find("net", metric="ace").floor
     assert 0 < floor < 0.02  # 1,000 voxels a bin: about 0.8 sqrt(p (1 - p) / 1000)
-    assert f"ACE, the mean gap over bins, is 0.100; a perfectly calibrated model would show {floor:.3f}" in paragraph
+    words = f"ACE, the mean gap over bins, is 0.100; a perfectly calibrated model would show at least {floor:.3f}"
+    assert words in paragraph
+
+
+def test_the_verdict_is_that_of_the_classes_not_of_their_pool():
+    """Pooled, what one class is given too much hides what the other is given too little."""
+    more, less = [max(0.0, c - 0.08) for c in CENTRES], [min(1.0, c + 0.08) for c in CENTRES]
+    (paragraph,) = read({"net": make(more, less)})
+    assert "well calibrated" not in paragraph
+    assert "overestimates liver" in paragraph
+    assert "underestimates tumour" in paragraph
 
 
 def test_the_reading_names_the_class_that_is_furthest_off():
     (paragraph,) = read({"net": make(CENTRES, OVER)})
-    assert "furthest off for tumour, with a pooled ACE of 0.100" in paragraph
-    assert "where it gives 50 to 100 %, tumour is there 20.0 percentage points less often" in paragraph
+    assert "net is overconfident about tumour: where it gives 50 to 100 %, tumour is there 20.0 percentage" in paragraph
+    assert "furthest off, with a pooled ACE of 0.100" in paragraph
+    assert "The other classes are not off" in paragraph
 
 
-def test_a_small_gap_and_a_gap_inside_its_band_are_not_told():
+def test_a_small_gap_is_not_told_and_cases_that_are_off_each_their_way_are():
     assert "well calibrated" in read({"net": make([c - 0.005 for c in CENTRES])})[0]
-    noisy = make([c - 0.02 for c in CENTRES], wobble=0.1)
-    assert "well calibrated" in read({"net": noisy})[0]
+    noisy = make([c - 0.02 for c in CENTRES], wobble=0.1)  # inside its band, over patients
+    (paragraph,) = read({"net": noisy})
+    assert "well calibrated" not in paragraph
+    assert "net is calibrated on average over patients, but not case by case" in paragraph
+
+
+def test_a_bin_that_one_patient_fills_is_not_told():
+    evaluation = make(CENTRES)
+    count, confidence, labels = (
+        getattr(evaluation.statistics, name) for name in ("count", "confidence_sum", "label_sum")
+    )
+    for sums in (count, confidence, labels):
+        sums[1:, :, 60 * 15 + 30] = 0
+    labels[0, :, 60 * 15 + 30] = 300  # of 1,000 at 78 %
+    assert "well calibrated" in read({"net": evaluation})[0]
 
 
 def test_an_empty_bin_does_not_break_a_range():
@@ -157,8 +197,9 @@ def test_an_empty_bin_does_not_break_a_range():
 def test_the_reading_says_which_method_is_better_and_whether_significantly():
     better, *_ = read({"old": make(OVER), "new": make([c - 0.1 if c > 0.5 else c for c in CENTRES])})
     assert better.startswith(
-        "new lowers the ACE of old by 50 %, from 0.100 to 0.050, a significant difference, p < 0.001"
+        "new lowers the ACE of old by 50 %, from 0.100 to 0.050, a significant difference, p = 0.031"
     )
+    assert "Its negative log-likelihood is 0.2000 against 0.2000, no significant difference, p = 1.000." in better
     worse, *_ = read({"old": make(CENTRES), "new": make(OVER, wobble=0.01)})
     assert worse.startswith("new raises the ACE of old from 0.000 to 0.105, a significant difference")
     same, *_ = read({"old": make(OVER), "new": make(OVER)})
@@ -168,14 +209,24 @@ def test_the_reading_says_which_method_is_better_and_whether_significantly():
 def test_the_reading_picks_the_best_of_several_and_counts_incomplete_cases():
     methods = {"a": make(OVER, absent=[(0, 0)]), "b": make(CENTRES, absent=[(0, 0)]), "c": make(UNDER, absent=[(0, 0)])}
     text = " ".join(read(methods))
-    assert "Of all methods, b has the lowest ACE" in text
-    assert "1 of 4 cases lack at least one class. On the 3 complete cases alone the ACE is: a 0.100, b 0.000" in text
+    assert "Of all methods, b has the lowest ACE (0.083) and a the highest Dice coefficient" in text
+    assert "1 of 6 cases lacks at least one class. On the 5 complete cases alone the ACE is: a 0.100, b 0.000" in text
+
+
+def test_the_reading_does_not_call_a_method_best_that_chance_may_have_made_so():
+    old, worse = make(OVER), make([max(0.0, c - 0.3) for c in CENTRES])
+    new = make(OVER)
+    at = 60 * 15 + 30
+    new.statistics.label_sum[::2, :, at] += 20  # better in half of the cases, worse in the others
+    new.statistics.label_sum[1::2, :, at] -= 18
+    text = " ".join(read({"old": old, "new": new, "worse": worse}))
+    assert "Of all methods, new has the lowest ACE (0.100; against old no significant difference, p = " in text
 
 
 def test_a_single_case_can_be_read():
     first, second, *_ = read({"old": make(OVER, cases=1), "new": make(CENTRES, cases=1)})
-    assert "which too few patients leave untested" in first
-    assert "overconfident" in second
+    assert "not tested, for fewer than 5 patients (n/a)" in first
+    assert second.startswith("Whether old is well calibrated cannot be told from fewer than 5 patients. On average")
 
 
 # What the page holds
@@ -190,7 +241,7 @@ def test_the_tables_show_the_numbers_of_the_comparison(tmp_path):
     comparison = compare(evaluations, resamples=50)
     for method in evaluations:
         for which in ("all", "complete"):
-            for label in ("mean", "liver", "tumour"):
+            for label in (None, "liver", "tumour"):
                 for metric, digits in (("dice", 3), ("ace", 3), ("ece", 4), ("mce", 3)):
                     e = comparison.find(method, cases=which, label=label, metric=metric)
                     value, std, low, high = (f"{x:.{digits}f}" for x in (e.value, e.std, e.low, e.high))
@@ -200,7 +251,9 @@ def test_the_tables_show_the_numbers_of_the_comparison(tmp_path):
                     assert " ".join(cell.split()) in text
                 for average in ("micro paper", "micro pooled"):
                     e = comparison.find(method, cases=which, average=average, label=label, metric="ace")
-                    cell = f"{e.value:.3f} {e.stars} [{e.low:.3f}, {e.high:.3f}] floor {e.floor:.3f}"
+                    cell = f"{e.value:.3f} {e.stars} [{e.low:.3f}, {e.high:.3f}]"
+                    if average == "micro pooled":
+                        cell += f" floor {e.floor:.3f}"
                     assert " ".join(cell.split()) in text
     for paragraph in read(evaluations):
         assert paragraph in text
@@ -265,12 +318,47 @@ def test_one_method_has_no_radar_and_no_tests(tmp_path):
 def test_missing_classes_and_unmatched_cases_are_listed(tmp_path):
     evaluations = {
         "old": make(OVER, UNDER, absent=[(2, 1)]),
-        "new": make(OVER, UNDER, absent=[(2, 1)]).select(cases=[0, 1, 2]),
+        "new": make(OVER, UNDER, absent=[(2, 1)]).select(cases=[0, 1, 2, 4, 5]),
     }
     text = Markup(write(tmp_path, evaluations)).text
-    assert "2 of the 3 compared cases have every class" in text
-    assert "tumour 1 25.0 % case_2" in text
+    assert "4 of the 5 compared cases have every class" in text
+    assert "tumour 1 16.7 % case_2" in text
     assert "case_3 : missing from new" in text
+
+
+FAILURES = [
+    {"case": HOSTILE[0], "kind": "GridError", "message": HOSTILE[1]},
+    {"case": "case_9", "kind": "RangeError", "message": "must lie in [0, 1]."},
+]
+NOTES = [{"kind": "hard", "message": f"Decisions, not probabilities {HOSTILE[0]}.", "cases": ["case_0", HOSTILE[1]]}]
+
+
+def test_cases_that_failed_and_notes_are_told_with_their_number_and_reason(tmp_path):
+    troubled = make(OVER, provenance={"failures": FAILURES, "notes": NOTES, "versions": {"torch": "2"}})
+    markup = Markup(write(tmp_path, {"old": make(UNDER, provenance={"failures": FAILURES[1:]}), "new": troubled}))
+    assert "6 cases, 1 class, 20 bins; 2 cases failed" in markup.text
+    assert "2 cases could not be measured and count in no number of this page." in markup.text
+    assert f"{HOSTILE[0]} new GridError: {HOSTILE[1]}" in markup.text
+    assert "case_9 old RangeError: must lie in [0, 1]." in markup.text
+    told = f"new: {NOTES[0]['message']} (2 cases: case_0, {HOSTILE[1]})"
+    assert told.replace(" ", "") in markup.text.replace(" ", "")
+    assert [tag for tag, _ in markup.elements].count("script") == 2
+    assert "img" not in [tag for tag, _ in markup.elements]
+    assert markup.text.count("must lie in [0, 1].") == 2  # not among the facts of the provenance again
+    none = Markup(write(tmp_path, {"old": make(UNDER, provenance={"failures": []})}))
+    assert "failed" not in none.text.lower()
+    odd = Markup(write(tmp_path, {"old": make(UNDER, provenance={"failures": "x", "notes": [3, {"kind": None}]})}))
+    assert "failed" not in odd.text.lower()
+
+
+def test_one_of_a_thing_is_no_plural(tmp_path):
+    alone = make(OVER, cases=1, provenance={"failures": FAILURES[1:]})
+    text = Markup(write(tmp_path, {"old": alone, "new": alone})).text
+    assert "1 case, 1 class, 20 bins; 1 case failed" in text
+    assert "1 case could not be measured and counts in no number" in text
+    assert "All 1 case " in text
+    assert "The compared case has every class." in text
+    assert not re.search(r"\b1 (\w+ )?(cases|patients|classes|bins|methods|seeds)\b", text.rpartition("Provenance")[0])
 
 
 def test_provenance_is_shown_with_what_is_nested_in_it(tmp_path):
@@ -314,7 +402,13 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(tmp_path):
 def test_names_stay_text(tmp_path):
     names = [*HOSTILE, "bad \udcff byte"]
     evaluation = make(
-        OVER, UNDER, names=names, classes=HOSTILE[:2], absent=[(0, 0), (1, 1)], provenance={HOSTILE[0]: HOSTILE[1]}
+        OVER,
+        UNDER,
+        cases=4,
+        names=names,
+        classes=HOSTILE[:2],
+        absent=[(0, 0), (1, 1)],
+        provenance={HOSTILE[0]: HOSTILE[1]},
     )
     maps = [ReportMap(HOSTILE[1], HOSTILE[0], PNG)]
     markup = Markup(write(tmp_path, {HOSTILE[0]: evaluation, HOSTILE[1]: evaluation}, maps=maps, title=HOSTILE[1]))
@@ -369,7 +463,7 @@ def report(tmp_path_factory):
     for evaluation in (old, new):
         evaluation.overlap.true[0] = evaluation.overlap.predicted[0] = evaluation.overlap.both[0] = 0
     folder = tmp_path_factory.mktemp("report")
-    maps = [ReportMap("case_2", "a map", PNG)]
+    maps = [ReportMap("case_2", "a map", PNG), ReportMap(HOSTILE[1], "another", PNG)]
     return build_report({"old": old, "new": new.select(cases=[0, 1, 2, 3])}, folder / "r.html", maps=maps, resamples=50)
 
 
@@ -412,7 +506,7 @@ def test_a_bin_tells_its_numbers_under_the_pointer_and_by_the_arrow_keys(page):
     tip = page.locator("#tip").inner_text()
     assert "Bin 0.75 to 0.80" in tip
     assert "Confidence 77.5 %" in tip
-    assert "overconfident" in tip
+    assert "too high" in tip
     assert "4,000 voxels" in tip
     chart.focus()
     page.keyboard.press("ArrowRight")
@@ -451,7 +545,7 @@ def test_cases_are_filtered_by_name_method_class_overlap_and_missing_class(page)
     assert len(column(page, 1)) == 4
     page.locator("#filters [name=method]").select_option(label="All")
     page.get_by_label("DSC below").fill("0.85")
-    assert set(column(page, 1)) == {"old", "new"}  # of new, only where tumour is missing
+    assert set(column(page, 1)) == {"old"}
     assert NONE not in column(page, 2)
     page.get_by_label("DSC below").fill("")
     page.get_by_label("missing a class").check()
@@ -467,6 +561,7 @@ def test_a_case_opens_at_its_address_and_back_returns_to_where_the_report_was_le
     page.evaluate("scrollTo({top: scrollY + 30, behavior: 'instant'})")
     place = page.evaluate("scrollY")
     page.get_by_role("link", name="case_10", exact=True).first.click()
+    page.locator("#case").wait_for()
     assert page.url.endswith("#case=case_10")
     assert page.locator("#case-title").inner_text() == "case_10"
     assert page.locator("#report").is_hidden()
@@ -479,7 +574,7 @@ def test_a_case_opens_at_its_address_and_back_returns_to_where_the_report_was_le
     page.go_forward()
     page.locator("#case").wait_for()
     page.locator("#case-after").click()
-    assert page.locator("#case-title").inner_text() != "case_10"
+    page.wait_for_function("document.querySelector('#case-title').innerText !== 'case_10'")
     page.get_by_role("link", name="Radar").click()
     page.locator("#report").wait_for()
 
@@ -541,6 +636,69 @@ def test_headings_come_in_order_and_every_control_and_figure_has_a_name(page):
     assert all(after - before <= 1 for before, after in pairwise(levels))
     assert page.evaluate("[...document.querySelectorAll('input, select')].every((e) => e.labels.length === 1)")
     assert page.evaluate("[...document.querySelectorAll('svg[role=img]')].every((e) => e.getAttribute('aria-label'))")
+
+
+def test_a_map_is_enlarged_by_click_and_by_keyboard_and_closed_again(page):
+    large, small = page.locator("#large"), page.locator("#maps .enlarge").first
+    small.click()
+    assert large.is_visible()
+    assert "case_2: a map" in large.inner_text()
+    assert large.locator("img").bounding_box()["width"] > 3 * small.locator("img").bounding_box()["width"]
+    assert large.locator("img").evaluate("(image) => image.complete && image.naturalWidth > 0")
+    page.keyboard.press("Escape")
+    assert large.is_hidden()
+    small.focus()
+    page.keyboard.press("Enter")
+    assert large.is_visible()
+    large.get_by_role("button", name="Close").click()
+    assert large.is_hidden()
+    assert page.evaluate("document.activeElement.className") == "enlarge"
+
+
+def test_a_case_has_its_maps_on_its_own_page(page, report):
+    page.goto(f"{report.as_uri()}#case=case_2")
+    assert page.locator("#case-maps figure").count() == 1
+    assert "a map" in page.locator("#case-maps").inner_text()
+    page.locator("#case-maps .enlarge").click()
+    assert "case_2: a map" in page.locator("#large").inner_text()
+    page.keyboard.press("Escape")
+    page.locator("#case-after").click()
+    page.locator("#case-title", has_text="case_10").wait_for()
+    assert page.locator("#case-maps figure").count() == 0
+    page.goto(f"{report.as_uri()}#case={quote(HOSTILE[1], safe='')}")
+    page.locator("#case-title", has_text="onerror").wait_for()
+    assert page.locator("#case-maps figure").count() == 1
+
+
+STARS = """
+[...document.querySelectorAll('.stars')].filter((s) => s.textContent && s.offsetParent).map((s) => {
+  const range = document.createRange();
+  range.selectNodeContents(s);
+  const frame = s.closest('.scroll') ?? s.closest('.card');
+  const next = s.closest('td')?.nextElementSibling;
+  const text = next ? [...next.childNodes].find((n) => n.textContent.trim()) : null;
+  const start = document.createRange();
+  if (text) start.selectNodeContents(text);
+  return [range.getBoundingClientRect().right, frame.getBoundingClientRect().right,
+          text ? start.getBoundingClientRect().left : Infinity];
+})
+"""
+
+
+def test_stars_are_whole_and_touch_no_other_number(browser, tmp_path):
+    """With four classes of long names, every one of them significant."""
+    classes = ["left ventricle", "myocardium", "right ventricle", "anterior hippocampus"]
+    old = make(OVER, UNDER, EXTREME, OVER, cases=12, classes=classes, wobble=0.05, dice=0.7, absent=[(1, 0)])
+    new = make(*[CENTRES] * 4, cases=12, classes=classes, wobble=0.03, dice=0.9, absent=[(1, 0)])
+    path = write(tmp_path, {"Dice + CE": old, "Dice + CE + local temperature": new, "soft ACE": new})
+    opened = browser.new_page(viewport={"width": 1400, "height": 900})
+    opened.goto(path.as_uri())
+    places = opened.evaluate(STARS)
+    opened.close()
+    assert len(places) > 50
+    for right, frame, following in places:
+        assert right <= frame
+        assert right < following
 
 
 def test_printing_opens_what_is_folded_but_for_lists_of_files(page):

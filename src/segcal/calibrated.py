@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.errors import ConfigError, FileError
-from segcal.measure import Options, counted_voxels, not_probabilities, regions_of, slab_voxels
+from segcal.measure import Options, counted_voxels, not_probabilities, places_of, regions_of, slab_voxels
 from segcal.scaling import Calibrator, load_calibrator
 from segcal.scaling.calibrator import Activation, keep_decisions
 from segcal.volumes import Case, CaseFiles, open_case
@@ -142,7 +142,7 @@ class FolderCase:
 
     def _counted(self, values: Array, labels: Array, counted: Array | slice) -> tuple[Tensor, Tensor]:
         """Logits and labels of the voxels that count."""
-        values, labels = values[:, counted], labels[..., counted]
+        values, labels = values[:, counted], places_of(labels[..., counted], len(values), self.options)
         return as_logits(values, self.options), self._labels(values, labels)
 
     def _labels(self, values: Array, labels: Array) -> Tensor:

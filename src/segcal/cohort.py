@@ -10,26 +10,36 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import segcal
+from segcal.ending import import_whole, start_worker
 from segcal.errors import ConfigError, SegcalError
-from segcal.files import WriteError
+from segcal.files import WriteError, stay_outside
 from segcal.measure import CaseSums, Options, measure_case, stamp, unchanged
-from segcal.regions import read_class_names, read_ignored, read_regions
-from segcal.results import Failure, Outcome, Spread, crashed, keep_only, open_parts, stack_cases, write_results
+from segcal.naming import check_names, read_naming
+from segcal.results import (
+    Failure,
+    Outcome,
+    Spread,
+    crashed,
+    gather_notes,
+    keep_only,
+    open_parts,
+    outcome_of,
+    stack_cases,
+    write_results,
+)
 from segcal.volumes import CaseFiles, Pairing, pair_cases
+from segcal.volumes.mismatch import why_nothing_pairs
 
 if TYPE_CHECKING:
     from segcal.evaluation import Evaluation
@@ -48,29 +58,36 @@ def evaluate(
     sigmoid: bool = False,
     ignore: int | None = None,
     calibrator: str | os.PathLike[str] | None = None,
+    strict_grid: bool = False,
     workers: int = 1,
     spread: Spread | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Evaluate every case that both folders have, and write the results to `out`.
 
-    Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv. A case that
-    cannot be read or makes no sense is a failure with a sentence; it does not stop the others. A `calibrator` is a
-    file of one: predictions are measured as it makes them, and no map is stored. Voxels labelled `ignore` are left out,
-    if not given those of the label that nnU-Net's dataset.json names so.
+    Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv, in the place of those
+    that are there; where no case could be measured, failures.csv alone. A case that cannot be read or makes no sense
+    is a failure with a sentence; it does not stop the others. A `calibrator` is a file of one: predictions are
+    measured as it makes them, and no map is stored. Voxels labelled `ignore` are left out, if not given those of the
+    label that nnU-Net's dataset.json names so.
+    `strict_grid` makes failures of cases whose headers leave open where their voxels lie; otherwise a note tells them.
     Cases are measured by so many `workers`, or by what does them elsewhere, as `segcal.adapters.dask.DaskCluster`.
     """
     if workers < 1:
         raise ConfigError(f"workers must be at least 1; got {workers}.")
     out = Path(out)
+    for source, what in ((predictions, "predictions"), (labels, "labels")):
+        stay_outside(out, Path(source), what)
     options, pairing = open_cohort(
         predictions, labels, bins=bins, regions=regions, classes=classes, background=background, logits=logits,
-        sigmoid=sigmoid, ignore=ignore, calibrator=calibrator,
+        sigmoid=sigmoid, ignore=ignore, calibrator=calibrator, strict_grid=strict_grid,
     )  # fmt: skip
     with open_parts(out) as parts:
         done, failures = _run(pairing.cases, options, parts, workers, spread, progress)
         evaluation, strangers = _assemble(pairing.cases, done, options)
-        outcome = Outcome(evaluation, sorted(failures + strangers), pairing)
+        measured = () if evaluation is None else evaluation.cases
+        notes = gather_notes({name: CaseSums.doubts_in(done[name]) for name in measured})
+        outcome = outcome_of(evaluation, failures + strangers, pairing, notes)
         write_results(outcome, options, out)
         keep_only(parts, done.values())
     return outcome
@@ -88,25 +105,18 @@ def open_cohort(
     sigmoid: bool = False,
     ignore: int | None = None,
     calibrator: str | os.PathLike[str] | None = None,
+    strict_grid: bool = False,
 ) -> tuple[Options, Pairing]:
     """How two folders are to be read, and which of their files belong together: at least one case.
 
     A label that nnU-Net's dataset.json names "ignore" is left out without being asked for.
     """
     predictions, labels = Path(predictions), Path(labels)
-    described = _find_dataset_json(predictions, labels) if classes is None else classes
-    names = None if described is None else read_class_names(described)
-    for source in (described, regions):
-        if ignore is None and source is not None and source.endswith((".json", ".toml")):
-            ignore = read_ignored(source)
-    options = Options(
-        bins=bins,
-        background=background,
-        logits=logits,
-        sigmoid=sigmoid,
-        regions=None if regions is None else read_regions(regions),
-        class_names=None if names is None else tuple(sorted(names.items())),
-        ignore=ignore,
+    naming = read_naming(predictions, labels, classes, regions, sigmoid=sigmoid)
+    options = naming.into(
+        Options(
+            bins=bins, background=background, logits=logits, sigmoid=sigmoid, ignore=ignore, strict_grid=strict_grid
+        )
     )
     if calibrator is not None:
         from segcal.calibrated import check_fits
@@ -118,17 +128,9 @@ def open_cohort(
         options = replace(options, calibrator=path, calibrator_fingerprint=fitted.fingerprint)
     pairing = pair_cases(predictions, labels)
     if not pairing.cases:
-        raise ConfigError(
-            f"predictions and labels must share case names; {predictions} has {len(pairing.unpaired_predictions)} "
-            f"predictions and {labels} {len(pairing.unpaired_labels)} labels, and none of them match."
-        )
+        raise ConfigError(why_nothing_pairs(predictions, labels, pairing))
+    check_names(naming, pairing.cases, options)
     return options, pairing
-
-
-def _find_dataset_json(predictions: Path, labels: Path) -> str | None:
-    """The dataset.json in either folder, or beside the labels."""
-    paths = (folder / "dataset.json" for folder in (predictions, labels, labels.parent))
-    return next((str(path) for path in paths if path.is_file()), None)
 
 
 def _run(
@@ -150,18 +152,19 @@ def _run(
         else:
             waiting.append((files, path))
     results = _results(waiting, options, workers) if spread is None else _spread(waiting, options, spread)
-    for files, path, failure in results:
-        if failure is None:
-            done[files.name] = path
-        else:
-            failures.append(failure)
-        progress(len(done) + len(failures), len(cases))
+    with closing(results):
+        for files, path, failure in results:
+            if failure is None:
+                done[files.name] = path
+            else:
+                failures.append(failure)
+            progress(len(done) + len(failures), len(cases))
     return done, failures
 
 
 def _results(
     waiting: list[tuple[CaseFiles, Path]], options: Options, workers: int
-) -> Iterator[tuple[CaseFiles, Path, Failure | None]]:
+) -> Generator[tuple[CaseFiles, Path, Failure | None], None, None]:
     if workers == 1 or len(waiting) < 2:
         for files, path in waiting:
             yield files, path, _measure_to(files, options, path)
@@ -171,7 +174,7 @@ def _results(
         futures: dict[Future[Failure | None], tuple[CaseFiles, Path]] = {
             pool.submit(_measure_to, files, options, path): (files, path) for files, path in waiting
         }
-        _import_whole("segcal.evaluation")  # brings torch, which takes seconds: the workers read meanwhile
+        import_whole("segcal.evaluation")  # brings torch, which takes seconds: the workers read meanwhile
 
         for future in as_completed(futures):
             try:
@@ -188,7 +191,7 @@ def _results(
 
 def _spread(
     waiting: list[tuple[CaseFiles, Path]], options: Options, spread: Spread
-) -> Iterator[tuple[CaseFiles, Path, Failure | None]]:
+) -> Generator[tuple[CaseFiles, Path, Failure | None], None, None]:
     """Elsewhere, where another folder may be the current one."""
 
     def whole(files: CaseFiles) -> CaseFiles:
@@ -205,21 +208,6 @@ def _measure_alone(files: CaseFiles, options: Options, path: Path) -> Failure | 
     return _measure_to(files, options, path, threads=1)
 
 
-def _import_whole(name: str) -> None:
-    """Import a module; Ctrl-C waits until it is there, since torch cut short takes the process along with it."""
-    if threading.current_thread() is not threading.main_thread():
-        import_module(name)
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        import_module(name)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
-
-
 _threads = os.cpu_count() or 1  # of this process; workers share the cores
 
 
@@ -229,13 +217,17 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_worker, initargs=(threads,))
     try:
         yield pool
+    except BaseException:
+        for worker in list((pool._processes or {}).values()):  # files are written whole: nothing is torn
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)  # not left to the end of the process, where Ctrl-C would tear it
 
 
 def _start_worker(threads: int) -> None:
     global _threads
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    start_worker()
     _threads = threads
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of torch, which a calibrator brings
 
@@ -244,8 +236,8 @@ def _measure_to(files: CaseFiles, options: Options, path: Path, *, threads: int 
     sources = (*files.predictions, files.label)
     try:
         with unchanged(sources):
-            sums = measure_case(files, options, threads=threads or _threads)
-        sums.save(path, files.name, sources)
+            sums, doubts = measure_case(files, options, threads=threads or _threads)
+        sums.save(path, files.name, sources, doubts=doubts)
     except WriteError:  # it would be the same for every case
         raise
     except SegcalError as error:

@@ -87,6 +87,7 @@ def read_voxels(
     Half precision is widened to float32 (which is exact). Values are checked later, where they are read anyway.
     """
     inputs, labels = plain("logits or probabilities", inputs), plain("labels", labels)
+    _need_values(inputs, labels)
     if not inputs.is_floating_point():
         raise ShapeError(
             f"logits or probabilities must be floating point; got {inputs.dtype}. Convert or rescale them."
@@ -123,11 +124,29 @@ def read_voxels(
     return Voxels(wide.reshape(cases, classes, voxels).contiguous(), labels.contiguous(), mask)
 
 
+def _need_values(inputs: Tensor, labels: Tensor) -> None:
+    """Refuse tensors whose values cannot be read here and now, as those of torch.func and of torch.export."""
+    if labels.device != inputs.device:
+        raise ShapeError(
+            f"labels must be on the device of logits or probabilities, which is {inputs.device}; they are on "
+            f"{labels.device}."
+        )
+    if getattr(torch.compiler, "is_exporting", bool)():
+        raise ConfigError("a loss or its sums cannot be exported; give torch.export the network alone.")
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(inputs):
+        raise ConfigError(
+            "sums over voxels do not go through torch.func (vmap, grad, jvp, jacrev and others); give the whole batch "
+            "at once, and take gradients by backward() or torch.autograd.grad."
+        )
+
+
 def sums_of(
     voxels: Voxels, *, binning: Binning | None, activation: str, classes: bool, backend: str | None
 ) -> tuple[BinStatistics | None, Tensor]:
     """Bin statistics (where a binning asks for them) and class sums, with gradients to the inputs."""
     chosen = pick_backend(voxels.inputs, backend)
+    if voxels.inputs.device.type == "meta":
+        raise ShapeError("logits or probabilities must hold values; these are on the meta device, which has none.")
     kind = binning or Binning(1)
     bins = 0 if binning is None else binning.bins
     # Without a gradient the function does as well as the operator, whose first use imports the compiler for seconds.

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from segcal.binning import MOST_BINS, Binning, Kernel
 from segcal.datasets import Dataset
-from segcal.errors import ConfigError, FileError, is_number, one_of
+from segcal.errors import LARGEST_SEED, ConfigError, FileError, is_number, one_of
 from segcal.files import write_whole
 from segcal.losses import AbsentClasses, EmptyBins, SegmentationLoss
 from segcal.parsing import parse_toml
@@ -83,7 +83,7 @@ class DataConfig(Section):
     root: str
     split: str | None = None
     """A split file; None: the dataset's own split, drawn with `split_seed`."""
-    split_seed: int = 0
+    split_seed: int = Field(default=0, ge=0, lt=LARGEST_SEED)
     spacing_mm: tuple[Millimetres, Millimetres, Millimetres] | Literal["keep"] | None = None
     intensity: Literal["zscore", "window"] | None = None
     window: Window | None = None
@@ -199,7 +199,7 @@ class RunConfig(Section):
     """Everything that decides what a run learns."""
 
     method: str = "dice-ce"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=LARGEST_SEED)
     data: DataConfig
     network: NetworkConfig = NetworkConfig()
     loss: LossConfig = LossConfig()

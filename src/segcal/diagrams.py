@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from segcal.errors import ShapeError
-from segcal.intervals import quantile_interval, resample_weights, wilson
+from segcal.intervals import FEWEST_PATIENTS, expanded, group_matrix, quantile_interval, resample_weights, wilson
 from segcal.metrics import ace, ece, mce, micro
 from segcal.statistics import BinStatistics
 
@@ -28,12 +28,14 @@ class Reliability:
     frequency: Tensor
     low: Tensor
     high: Tensor
-    """Ends of the confidence band of the frequency."""
+    """Ends of the confidence band of the frequency; NaN where fewer than 5 patients fill a bin."""
     band: str
     """How the band was made, for the caption."""
     ace: float
     ece: float
     mce: float
+    over_patients: bool = True
+    """Whether the band is over patients; else it takes voxels as independent, and is too narrow."""
 
 
 def reliability(
@@ -46,17 +48,22 @@ def reliability(
 ) -> Reliability:
     """What a reliability diagram shows of these cases and classes, all pooled.
 
-    Given the patient of each case, and more than one patient, the band is a bootstrap over patients; else Wilson's
-    interval, as if voxels were independent, which is too narrow. Errors are those of the pooled bins.
+    Given the patient of each case, and at least 5 patients, the band is a bootstrap over patients, and a bin that fewer
+    fill has none; else it is Wilson's interval, as if voxels were independent, which is too narrow. Errors are those
+    of the pooled bins.
     """
     together = stats.pool("class")
     pooled = together.pool("case")
     if patients is not None and len(patients) != stats.cases:
         raise ShapeError(f"patients must name one patient per case ({stats.cases}); got {len(patients)}.")
-    if patients is not None and len(set(patients)) > 1:
+    over_patients = patients is not None and len(set(patients)) >= FEWEST_PATIENTS
+    if patients is not None and over_patients:
         weights = resample_weights(patients, number=resamples, seed=seed)
-        low, high = quantile_interval(micro(together, reading="pooled", weights=weights).frequency[:, 0], level=level)
-        band = f"{level:.0%}, bootstrap over {len(set(patients))} patients"
+        drawn, number = micro(together, reading="pooled", weights=weights).frequency[:, 0], len(set(patients))
+        low, high = quantile_interval(drawn, level=expanded(level, number))
+        band = f"{level:.0%}, bootstrap over {number} patients; none where fewer than 5 fill a bin"
+        few = ((group_matrix(patients) @ together.count[:, 0]) > 0).sum(0) < FEWEST_PATIENTS
+        low, high = (torch.where(few, torch.nan, end) for end in (low, high))
     else:
         low, high = (end[0, 0] for end in wilson(pooled.label_sum, pooled.count, level=level))
         band = f"{level:.0%}, Wilson, voxels taken as independent"
@@ -70,6 +77,7 @@ def reliability(
         low=torch.where(occupied, low, torch.nan),
         high=torch.where(occupied, high, torch.nan),
         band=band,
+        over_patients=over_patients,
         ace=ace(pooled).item(),
         ece=ece(pooled).item(),
         mce=mce(pooled).item(),

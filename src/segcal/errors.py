@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
+import unicodedata
+from collections.abc import Iterable
+from numbers import Integral, Real
 
+LARGEST_SEED = 1 << 32
 LONGEST = 1000  # signs of a message; more is a file's content
 
 
@@ -69,8 +72,34 @@ def is_number(value: object) -> bool:
         return False
 
 
-def one_of(name: str, value: object, allowed: tuple[str, ...], *, hint: str = "") -> None:
+def check_seed(seed: int) -> int:
+    """The seed of random numbers; ConfigError unless it is a whole number that every generator takes.
+
+    >>> check_seed(3)
+    3
+    """
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < LARGEST_SEED:
+        raise ConfigError(f"seed must be a whole number from 0 to {LARGEST_SEED - 1}; got {seed!r}.")
+    return int(seed)
+
+
+def one_of(name: str, value: object, allowed: tuple[object, ...], *, hint: str = "") -> None:
     """Refuse a word that is not among the allowed ones."""
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ConfigError(f"{name} must be one of {words}; got {value!r}.{hint and ' ' + hint}")
+
+
+def distinct(what: str, names: Iterable[str]) -> None:
+    """Refuse names that are empty, or that a reader could not tell apart.
+
+    >>> distinct("class names", ["liver", "spleen"])
+    """
+    seen: set[str] = set()
+    for name in names:
+        plain = unicodedata.normalize("NFC", name).strip()
+        if not plain:
+            raise ConfigError(f"{what} must not be empty; one of them is.")
+        if plain in seen:
+            raise ConfigError(f"{what} must differ; {plain!r} came more than once.")
+        seen.add(plain)

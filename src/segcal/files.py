@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shutil
 import tempfile
 import uuid
 import zipfile
@@ -24,6 +25,7 @@ from segcal.errors import ConfigError, SegcalError
 from segcal.parsing import parse_json
 
 _MARK = re.compile(r"[0-9a-f]{32}")
+_STAGE, _WRITTEN = ".new-", ".written.json"
 
 
 class WriteError(OSError):
@@ -53,6 +55,13 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+
+
+def stay_outside(out: Path, source: Path, what: str) -> None:
+    """Refuse to write into a folder of inputs, or beside an input that is a file."""
+    root = (source if source.is_dir() else source.parent).resolve()
+    if out.resolve() == root or (source.is_dir() and out.resolve().is_relative_to(root)):
+        raise ConfigError(f"--out must lie outside of the {what}, which stay as they are; got {out} in {root}.")
 
 
 @contextmanager
@@ -116,6 +125,86 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         file.write(content)
 
 
+@contextmanager
+def replacing(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
+    """A folder to write results to; at the end they take the place of those of the last time in `folder`.
+
+    The old ones go before the first new one has its name, so that both are never there together; if anything fails
+    before, the old ones stay. Old are `names`, and whatever else was written through here the last time.
+    """
+    make_folder(folder)
+    _remove_stages(folder)
+    with _stage(folder) as stage:
+        try:
+            yield stage
+        except WriteError as error:
+            raise WriteError(error.errno or errno.EIO, error.strerror or "", _outside(error.filename, stage)) from error
+        with writing(folder):
+            _take_over(folder, stage, set(names))
+
+
+def _take_over(folder: Path, stage: Path, names: set[str]) -> None:
+    """Move all files of the stage to the folder, sums last, for others begin with these; before, the old ones go."""
+    new = sorted((path.name for path in stage.iterdir()), key=lambda name: (name.endswith(".npz"), name))
+    old = _written(folder)
+    ledger = folder / _WRITTEN
+    if old | (set(new) - names):
+        write_whole(ledger, json.dumps(sorted(old.union(new) - names)).encode())
+    for name in sorted(old | names):
+        (folder / name).unlink(missing_ok=True)
+    for name in new:
+        os.replace(stage / name, folder / name)
+    if others := sorted(set(new) - names):
+        write_whole(ledger, json.dumps(others).encode())
+    else:
+        ledger.unlink(missing_ok=True)
+
+
+def _written(folder: Path) -> set[str]:
+    """Names of files in this folder that were written through `replacing`; none where that is not known."""
+    with suppress(OSError, ValueError, TypeError):
+        found = parse_json((folder / _WRITTEN).read_text(encoding="utf-8"))
+        inside = {name for name in found if isinstance(name, str) and name == Path(name).name}
+        return {name for name in inside if (folder / name).is_file()}
+    return set()
+
+
+@contextmanager
+def _stage(folder: Path) -> Iterator[Path]:
+    """A new folder inside, locked, which tells others that its writer lives; gone at the end."""
+    with writing(folder):
+        while True:
+            stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=folder))
+            handle = os.open(stage, os.O_RDONLY)
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if stage.exists():  # else another process took it for left behind before it was locked
+                break
+            os.close(handle)
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        os.close(handle)
+
+
+def _remove_stages(folder: Path) -> None:
+    """Remove what processes that died while they wrote results here have left."""
+    for left in folder.glob(f"{_STAGE}*"):
+        with suppress(OSError):
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _outside(path: str, stage: Path) -> str:
+    """The path as it will be, of a file in the stage."""
+    return os.fspath(stage.parent / Path(path).name) if Path(path).parent == stage else path
+
+
 def write_npz(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> str:
     """Write arrays and a JSON header as .npz: no pickle, the same bytes for the same content. The header's text."""
     text = json.dumps(header, indent=2, ensure_ascii=False)
@@ -131,27 +220,30 @@ def write_npz(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray[A
 
 def read_header(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
     """The header alone of a file that `write_npz` wrote."""
-    return _read(path, kind, lambda content: {})[0]
+    return _read(path, (kind,), lambda content: {})[0]
 
 
-def read_npz(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+def read_npz(
+    path: str | os.PathLike[str], *, kind: str | tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     """Header and arrays of a file that `write_npz` wrote with this `format` in its header; SegcalError otherwise."""
-    return _read(path, kind, lambda content: {name: content[name] for name in content.files if name != "header"})
+    kinds = (kind,) if isinstance(kind, str) else kind
+    return _read(path, kinds, lambda content: {name: content[name] for name in content.files if name != "header"})
 
 
 def _read(
-    path: str | os.PathLike[str], kind: str, arrays: Callable[[Any], dict[str, np.ndarray[Any, Any]]]
+    path: str | os.PathLike[str], kinds: tuple[str, ...], arrays: Callable[[Any], dict[str, np.ndarray[Any, Any]]]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     with open(path, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as content:
                 header = parse_json(_text(content["header"]))
-                if header["format"] != kind:
+                if header["format"] not in kinds:
                     raise ValueError(f"its format is {header['format']!r}")
                 return header, arrays(content)
         except Exception as error:  # numpy, zipfile and zlib raise a dozen kinds for a damaged file
             reason = str(error).split(". ")[0].rstrip(".") or type(error).__name__  # numpy goes on to advise unpickling
-            raise SegcalError(f"{path} must be a file of the format {kind!r}; {reason}.") from error
+            raise SegcalError(f"{path} must be a file of the format {kinds[0]!r}; {reason}.") from error
 
 
 def _text(array: np.ndarray[Any, Any]) -> str:

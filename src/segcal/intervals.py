@@ -1,4 +1,4 @@
-"""How sure a number is: bootstrap over patients, paired tests, and the error that chance alone would show.
+"""How sure a number is: bootstrap and permutation over patients, paired tests, the error that chance alone would show.
 
 Voxels of an image are not independent, and two frames of a patient are not either; patients are. So patients are
 what is drawn, and what tests count. A draw is a row of weights, how often each case is taken, so that every mean and
@@ -8,6 +8,7 @@ every micro average of all draws is one product of matrices (`metrics.micro` tak
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,11 @@ import torch
 from scipy import stats as scipy_stats
 from torch import Tensor
 
-from segcal.errors import ConfigError, FileError
+from segcal.errors import ConfigError, FileError, check_seed
 from segcal.statistics import BinStatistics
 
 FRAME = re.compile(r"(?P<patient>patient\d+)_frame\d+")  # ACDC: two frames of each patient
+FEWEST_PATIENTS = 5  # below that nothing is tested and no interval is given: with few, chance passes for an effect
 
 
 def patients_of(cases: Sequence[str], rule: str | None = None) -> tuple[str, ...]:
@@ -60,7 +62,7 @@ def patients_of(cases: Sequence[str], rule: str | None = None) -> tuple[str, ...
 
 def _read_patients(path: Path) -> dict[str, str]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"{path} cannot be read: {error}.") from error
@@ -82,7 +84,9 @@ def group_matrix(patients: Sequence[str]) -> Tensor:
 def resample_weights(patients: Sequence[str], *, number: int = 2000, seed: int = 0) -> Tensor:
     """How often each case is taken in each draw, (draw, case): patients with replacement, with all their cases."""
     groups = group_matrix(patients)
-    drawn = np.random.default_rng(seed).multinomial(len(groups), [1 / len(groups)] * len(groups), size=number)
+    drawn = np.random.default_rng(check_seed(seed)).multinomial(
+        len(groups), [1 / len(groups)] * len(groups), size=number
+    )
     return torch.from_numpy(drawn).double() @ groups
 
 
@@ -104,6 +108,21 @@ def quantile_interval(draws: Tensor, *, level: float = 0.95) -> tuple[Tensor, Te
     return tuple(torch.from_numpy(np.where(empty, np.nan, end)).view(draws.shape[1:]) for end in (low, high))  # type: ignore[return-value]
 
 
+def expanded(level: float, patients: int) -> float:
+    """The level to take percentiles at, so that the interval of a mean over so few has the level asked for.
+
+    A bootstrap draws from what was seen, whose spread is too small by sqrt((n - 1) / n), and knows of no t
+    distribution (Hesterberg 2015, "What teachers should know about the bootstrap").
+
+    >>> round(expanded(0.95, 8), 4), round(expanded(0.95, 60), 4)
+    (0.9885, 0.9564)
+    """
+    if patients < 2:
+        return level
+    t = scipy_stats.t.ppf((1 + level) / 2, patients - 1)
+    return float(2 * scipy_stats.norm.cdf(math.sqrt(patients / (patients - 1)) * t) - 1)
+
+
 def wilson(successes: Tensor, number: Tensor, *, level: float = 0.95) -> tuple[Tensor, Tensor]:
     """Wilson's interval of a share, as if all voxels were independent; NaN without any.
 
@@ -118,22 +137,77 @@ def wilson(successes: Tensor, number: Tensor, *, level: float = 0.95) -> tuple[T
     return (middle - half).clamp(min=0), (middle + half).clamp(max=1)
 
 
-def t_test(differences: Tensor) -> float:
-    """p of the paired t-test. NaN for fewer than two pairs; 1 where no pair differs."""
-    known = differences[~differences.isnan()].numpy()
-    if len(known) < 2 or not known.any():
-        return 1.0 if len(known) >= 2 else math.nan
-    if np.ptp(known) <= 1e-12 * np.abs(known).max():
-        return 0.0  # the same difference in every pair: no spread that could explain it
-    return float(scipy_stats.ttest_1samp(known, 0.0).pvalue)
+def error_interval(value: float, draws: Tensor, distances: Tensor, *, level: float = 0.95) -> tuple[float, float]:
+    """Interval of an average of absolute gaps, from its bootstrap draws and from how far their gaps are from its own.
+
+    Such an error is too large by chance, and its draws more so: percentiles of them miss the truth, and may miss the
+    value itself. By the triangle inequality the error is off by no more than the gaps are on average, which gives the
+    lower end; the upper one is the draws' own, less their bias.
+    """
+    known, far = (each[~each.isnan()].numpy() for each in (draws, distances))
+    if not len(known) or not len(far):
+        return math.nan, math.nan
+    upper = float(np.quantile(known, (1 + level) / 2) - (known.mean() - value))
+    return max(0.0, value - float(np.quantile(far, (1 + level) / 2))), max(value, upper)
 
 
-def signed_rank_test(differences: Tensor) -> float:
-    """p of Wilcoxon's signed-rank test, pairs that do not differ left out. NaN for fewer than two pairs."""
+def swaps(patients: Sequence[str], *, number: int, seed: int = 0) -> Tensor:
+    """Which cases two methods swap, (draw, case) of zeros and ones: each patient's by the toss of a coin.
+
+    All ways there are, the one without a swap among them, where there are no more than `number`.
+    """
+    groups = group_matrix(patients)
+    if 2 ** len(groups) <= number:
+        tossed = np.array(list(itertools.product((0.0, 1.0), repeat=len(groups))))
+    else:
+        tossed = np.random.default_rng(seed).integers(0, 2, size=(number, len(groups))).astype(np.float64)
+        tossed[0] = 0  # what was observed is one of the ways
+    return torch.from_numpy(tossed) @ groups
+
+
+def permutation_p(differences: Tensor) -> float:
+    """Two-sided p: the share of swaps whose difference is as far from 0 as that of the first, which swaps nothing."""
+    if differences[0].isnan():
+        return math.nan
+    known = differences[~differences.isnan()].abs()
+    return (known >= known[0] * (1 - 1e-9)).double().mean().item()
+
+
+def t_test(differences: Tensor, groups: Tensor | None = None) -> float:
+    """p of the paired t-test of the mean over cases, which are independent between patients only.
+
+    `groups` are the rows of `group_matrix`; without them, each case is a patient. Of patients with equally many cases
+    this is the test of their means. NaN below 5 patients; 1 where no pair differs; where all differ by the same, the
+    p of as many equal signs.
+    """
+    known = ~differences.isnan()
+    groups = torch.eye(len(differences), dtype=torch.float64) if groups is None else groups
+    members = groups[:, known]
+    members = members[members.sum(1) > 0]
+    patients, values = len(members), differences[known]
+    if patients < FEWEST_PATIENTS:
+        return math.nan
+    if not values.any():
+        return 1.0
+    mean = values.mean()
+    spread = (members @ (values - mean)).square().sum().sqrt().item()
+    if spread <= 1e-12 * values.abs().max().item() * len(values):
+        return 2.0 ** (1 - patients)
+    t = mean.item() * len(values) / spread * math.sqrt((patients - 1) / patients)
+    return float(2 * scipy_stats.t.sf(abs(t), patients - 1))
+
+
+def signed_rank_test(differences: Tensor, groups: Tensor | None = None) -> float:
+    """p of Wilcoxon's signed-rank test on the means of patients, those that do not differ left out.
+
+    NaN below 5 patients.
+    """
+    if groups is not None:
+        differences = weighted_mean(differences, groups)
     known = differences[~differences.isnan()].numpy()
-    if len(known) < 2 or not known.any():
-        return 1.0 if len(known) >= 2 else math.nan
-    return float(scipy_stats.wilcoxon(known).pvalue)
+    if len(known) < FEWEST_PATIENTS:
+        return math.nan
+    return float(scipy_stats.wilcoxon(known).pvalue) if known.any() else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -157,7 +231,7 @@ def calibrated_draws(stats: BinStatistics, *, number: int = 100, seed: int = 0) 
     Labels are drawn from each bin's mean confidence, voxel by voxel on their own: the errors of these draws are
     what chance alone shows. Neighbouring voxels are alike in truth, so that the real floor is higher.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(check_seed(seed))
     count = stats.count.round().long().numpy()
     chance = stats.mean_confidence.nan_to_num(0.0).clamp(0, 1).numpy()
     for _ in range(number):

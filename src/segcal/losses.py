@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from segcal.binning import Binning
-from segcal.collect import BACKENDS, check_binning, check_ignored, plain, read_voxels, sums_of
+from segcal.collect import BACKENDS, Voxels, check_binning, check_ignored, plain, read_voxels, sums_of
 from segcal.errors import ConfigError, ShapeError, is_number, one_of
 from segcal.kernels.spec import CROSS_ENTROPY, INTERSECTION, LABEL, LABEL_SQUARED, PROBABILITY_SQUARED, VOXELS
 from segcal.metrics import ace as average_calibration_error
@@ -87,11 +87,15 @@ class ACELoss(nn.Module):
         self.backend = backend
         self.register_buffer("class_weights", _read_weights(class_weights), persistent=False)
 
+    def extra_repr(self) -> str:
+        shown = ("binning", "activation", "empty_bins", "absent_classes", "background", "reduction", "ignore_index")
+        return ", ".join([f"{name}={getattr(self, name)!r}" for name in shown] + _shown(self.class_weights))
+
     def forward(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The loss, in the logits' precision (float32 for half)."""
 
         def one_scale(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
-            voxels = read_voxels(logits, labels, mask=mask, ignore_index=self.ignore_index)
+            voxels = _need_cases(read_voxels(logits, labels, mask=mask, ignore_index=self.ignore_index))
             stats, _ = sums_of(
                 voxels, binning=self.binning, activation=self.activation, classes=False, backend=self.backend
             )
@@ -130,7 +134,12 @@ class SegmentationLoss(nn.Module):
     Dice has squared denominators: 1 - 2 sum(p y) / (sum(p^2) + sum(y^2) + 1e-5) per case and class, averaged.
     Cross-entropy is that of the softmax, averaged over voxels, or the binary one of each class for
     activation="sigmoid", averaged over voxels and classes; it counts the background always. The other options,
-    and lists of logits for deep supervision, are those of `ACELoss`; class weights act on all three terms.
+    and lists of logits for deep supervision, are those of `ACELoss`.
+
+    Class weights act on all three terms, as in torch and MONAI: they multiply the Dice and ACE of their class, while
+    cross-entropy is torch's weighted mean, which is divided by the weights of the voxels. So twice the weights double
+    Dice and ACE, and leave cross-entropy as it is (of soft labels or a sigmoid it is not divided, and doubles, too).
+    Weights of mean 1 keep the balance between the terms.
 
     >>> loss = SegmentationLoss(dice=1, ce=1, ace=1, binning=Binning(bins=20, kernel="triangular"))
     >>> logits = torch.zeros(1, 2, 4, requires_grad=True)
@@ -173,6 +182,9 @@ class SegmentationLoss(nn.Module):
             backend=backend,
         )
 
+    def extra_repr(self) -> str:
+        return f"dice={self.dice!r}, ce={self.ce!r}, ace={self.ace!r}"
+
     def forward(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The weighted sum, in the logits' precision (float32 for half)."""
         return self.terms(logits, labels, mask=mask).total
@@ -184,7 +196,7 @@ class SegmentationLoss(nn.Module):
 
     def _one_scale(self, logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
         calibration = self.calibration
-        voxels = read_voxels(logits, labels, mask=mask, ignore_index=calibration.ignore_index)
+        voxels = _need_cases(read_voxels(logits, labels, mask=mask, ignore_index=calibration.ignore_index))
         stats, sums = sums_of(
             voxels,
             binning=calibration.binning if self.ace else None,
@@ -244,6 +256,18 @@ def _shrink(labels: Tensor, size: Sequence[int]) -> Tensor:
             middle = (torch.arange(new, device=labels.device, dtype=torch.float64) + 0.5) * (old / new)
             labels = labels.index_select(axis, middle.floor().long().clamp_(max=old - 1))
     return labels
+
+
+def _need_cases(voxels: Voxels) -> Voxels:
+    """The same; ShapeError for an empty batch, whose mean loss would be NaN."""
+    if not voxels.inputs.shape[0]:
+        raise ShapeError(f"a batch must have at least one case; got logits {tuple(voxels.inputs.shape)}.")
+    return voxels
+
+
+def _shown(weights: Tensor | None) -> list[str]:
+    """Class weights as they are given, if they are."""
+    return [] if weights is None else [f"class_weights={weights.tolist()}"]
 
 
 def _read_weights(weights: Sequence[float] | Tensor | None) -> Tensor | None:

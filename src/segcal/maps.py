@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from segcal.errors import ConfigError, FileError, GridError, ShapeError
 from segcal.evaluation import Evaluation
 from segcal.files import file_stems
-from segcal.measure import Options, not_probabilities, regions_of, sigmoid, softmax
+from segcal.matching import match_cases
+from segcal.measure import Options, not_probabilities, places_of, regions_of, sigmoid, softmax
 from segcal.overlap import dice
 from segcal.plots.probability import probability_row, row_height_in
 from segcal.plots.saving import figure_bytes, save_figure
@@ -92,6 +93,22 @@ def case_maps(
     or the one in which all methods together disagree most with the labels. `options` say how to read the files, as
     for an evaluation, alike or by method. `zoom` cuts out what there is to see.
     """
+    return _case_maps(predictions, labels, class_name, image, image_channel, case, options, axis, index, zoom)[0]
+
+
+def _case_maps(
+    predictions: Mapping[str, Files],
+    labels: Path,
+    class_name: str | int,
+    image: Path | None = None,
+    image_channel: int = 0,
+    case: str | None = None,
+    options: Options | Mapping[str, Options] | None = None,
+    axis: int | None = None,
+    index: int | None = None,
+    zoom: bool = True,
+) -> tuple[Figure, _Place]:
+    """What `case_maps` draws, and where in the case that is."""
     if not predictions:
         raise ConfigError("there must be predictions of at least one method; got none.")
     name = case or stem_of(labels) or labels.name
@@ -108,7 +125,8 @@ def case_maps(
         with open_case(files) as opened:
             planes[method] = _plane(opened, place, place.index, told)
     shown = None if image is None else _image_plane(name, image, labels, place, image_channel)
-    return _draw(f"{name}\n{place.class_name}, slice {place.index}", planes, shown, _View.of(place), zoom=zoom)
+    slice_told = "" if place.flat else f", slice {place.index}"
+    return _draw(f"{name}\n{place.class_name}{slice_told}", planes, shown, _View.of(place), zoom=zoom), place
 
 
 def map_png(
@@ -134,6 +152,8 @@ class CaseFigure(NamedTuple):
     case: str
     class_name: str | int
     figure: Figure
+    flat: bool = False
+    """Whether the case is one plane, not the slice of a volume."""
 
 
 def worst_case_figures(
@@ -157,8 +177,9 @@ def worst_case_figures(
     files = {
         method: {case.name: case for case in pair_cases(predictions[method], labels).cases} for method in evaluations
     }
+    match_cases(evaluations)  # refuses evaluations that do not belong together
     if len({evaluation.foreground().classes for evaluation in evaluations.values()}) != 1:
-        raise ConfigError("evaluations must be at least one and have the same classes.")
+        raise ConfigError("evaluations must have their classes in the same order; these have not.")
     how = {"options": {method: options_of(evaluation) for method, evaluation in evaluations.items()}} | how
     for case in worst_cases(*evaluations.values(), number=number):
         wanted = class_name if class_name is not None else _worst_class(evaluations.values(), case)
@@ -168,7 +189,8 @@ def worst_case_figures(
         image = None if images is None else find_image(images, case)
         own = {method: files[method][case].predictions for method in files}
         label = next(iter(files.values()))[case].label
-        yield CaseFigure(case, wanted, case_maps(own, label, wanted, image=image, case=case, **how))
+        figure, place = _case_maps(own, label, wanted, image=image, case=case, **how)
+        yield CaseFigure(case, wanted, figure, place.flat)
 
 
 def worst_case_maps(
@@ -196,13 +218,14 @@ def options_of(evaluation: Evaluation) -> Options:
     if told is None:
         first = 0 if evaluation.has_background else 1
         return Options(class_names=tuple(enumerate(evaluation.classes, start=first)))
-    regions, names = told["regions"], told["class_names"]
-    if regions is not None:
-        members = {name: tuple(values) for name, values in regions["members"].items()}
-        values = regions["values"] and tuple(regions["values"])
-        regions = Regions(members, values, tuple((value, meaning) for value, meaning in regions["aliases"]))
-    named = None if names is None else tuple((value, name) for value, name in names)
-    return Options(logits=told["logits"], sigmoid=told["sigmoid"], regions=regions, class_names=named)
+    names, values = told["class_names"], told.get("values")
+    return Options(
+        logits=told["logits"],
+        sigmoid=told["sigmoid"],
+        regions=Regions.from_json(told["regions"]),
+        class_names=None if names is None else tuple((value, name) for value, name in names),
+        values=values and tuple(values),
+    )
 
 
 def find_image(images: Path, case: str) -> Path:
@@ -228,6 +251,11 @@ class _Place:
     spacing_mm: tuple[float, ...]
     codes: tuple[str, ...] | None
     """Where each axis points, such as L, P, S."""
+
+    @property
+    def flat(self) -> bool:
+        """Whether there is but one plane."""
+        return self.shape[self.axis] == 1
 
 
 class _Source(NamedTuple):
@@ -296,6 +324,7 @@ def _plane(case: Case, place: _Place, index: int, options: Options) -> Plane:
     box = tuple(slice(index, index + 1) if i == place.axis else slice(None) for i in range(3))
     shape = tuple(length for i, length in enumerate(place.shape) if i != place.axis)
     values, labels = case.voxels(box)
+    labels = places_of(labels, len(values), options)
     overlapping = options.sigmoid or len(values) == 1
     if options.logits:
         values = sigmoid(values) if overlapping else softmax(values)
@@ -341,6 +370,8 @@ class _View:
     def of(place: _Place) -> _View:
         first, second = (i for i in range(3) if i != place.axis)
         spacing = place.spacing_mm[first], place.spacing_mm[second]
+        if place.codes is None and place.flat:  # rows from the top, columns from the left, as pictures are stored
+            return _View(True, (False, True), spacing[::-1])
         if place.codes is None:
             return _View(False, (False, False), spacing)
         order = ["LR", "AP", "SI"]  # of two directions, the earlier runs across
@@ -359,7 +390,8 @@ def _draw(title: str, planes: Mapping[str, Plane], image: Array | None, view: _V
     labels = next(iter(turned.values())).labels
     box = _interesting(turned.values(), view.spacing_mm) if zoom else (slice(None), slice(None))
     with default_settings():
-        height = row_height_in(labels[box].shape, len(planes) + 1, spacing_mm=view.spacing_mm, width_in=PAGE_IN)
+        titles = (title, *planes)
+        height = row_height_in(labels[box].shape, titles, spacing_mm=view.spacing_mm, width_in=PAGE_IN)
         figure = new_figure(PAGE_IN, height)
         probability_row(
             figure,

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.errors import ConfigError, FileError, LabelError, RangeError, SegcalError, ShapeError
+from segcal.doubts import HARD_DECISIONS, MEANINGS, SAVE_PROBABILITIES, Watch
+from segcal.errors import ConfigError, FileError, GridError, LabelError, RangeError, SegcalError, ShapeError
 from segcal.files import read_header, read_npz, write_npz
 from segcal.kernels.spec import (
     CROSS_ENTROPY,
@@ -24,6 +25,7 @@ from segcal.kernels.spec import (
     INTERSECTION,
     LABEL_SQUARED,
     PROBABILITY_SQUARED,
+    SMALLEST,
     VOXELS,
     Spec,
 )
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-FORMAT = "segcal case 2"
+FORMAT = "segcal case 3"
 FINE_BINS = 1200  # divisible by every bin count in use
 SLAB_ELEMENTS = 1 << 25  # probabilities read at a time: 128 MiB of float32
 BLOCK = 1 << 15  # voxels that are classified together, in the cache
@@ -57,6 +59,10 @@ class Options:
     calibrator: str | None = None
     """File of a calibrator that predictions go through first."""
     calibrator_fingerprint: str | None = None
+    values: tuple[int, ...] | None = None
+    """Label value of each class, where they are not 0, 1, 2 and so on."""
+    strict_grid: bool = False
+    """Refuse cases whose headers leave the place of the voxels open."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.bins <= 10 * FINE_BINS:
@@ -79,21 +85,31 @@ class CaseSums:
     overlap: Array
     """(3, class): voxels predicted, true, and both."""
     scores: Array
-    """(3, class): squared error, log loss, voxels."""
+    """(3, class): squared error and log loss of the class against the rest, voxels."""
+    joint: Array
+    """(3, 1): the same of the distribution over all classes; where classes overlap, the mean over them."""
+    labels: Array
+    """(1, label): voxels of each trained label but the background, for regions that are unions of labels; else none."""
 
     def __add__(self, other: CaseSums) -> CaseSums:
         return CaseSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def save(self, path: Path, case: str, sources: Sequence[Path]) -> None:
-        """Write them to a file of their own, with the stamps of what they were read from."""
+    def save(self, path: Path, case: str, sources: Sequence[Path], *, doubts: Sequence[str] = ()) -> None:
+        """Write them to a file of their own, with the stamps of what they were read from and what is doubtful there."""
         stamps = {source.name: stamp(source) for source in sources}
         header = {"format": FORMAT, "case": case, "classes": self.bins.shape[1], "files": stamps}
+        header["notes"] = list(doubts)
         write_npz(path, header, {f.name: getattr(self, f.name) for f in fields(self)})
 
     @staticmethod
     def classes_in(path: Path) -> int:
         """How many classes the sums in a file have, without reading them."""
         return int(read_header(path, kind=FORMAT)["classes"])
+
+    @staticmethod
+    def doubts_in(path: Path) -> list[str]:
+        """What is doubtful about the case in a file."""
+        return [str(doubt) for doubt in read_header(path, kind=FORMAT).get("notes", [])]
 
     @staticmethod
     def load(path: Path) -> tuple[CaseSums, dict[str, Any]]:
@@ -109,14 +125,16 @@ class CaseSums:
     def _check(self, named: object) -> None:
         """Refuse what `measure_voxels` never makes. Scores may be infinite, or below 0 by rounding; sums may not."""
         arrays = [np.asarray(getattr(self, f.name)) for f in fields(self)]
-        (_, classes, bins), (_, top_bins), *_ = shapes = [array.shape for array in arrays]
-        if shapes != [(3, classes, bins), (3, top_bins), (3, classes), (3, classes)] or top_bins not in (0, bins):
+        shapes = [array.shape for array in arrays]
+        (_, classes, bins), (_, top_bins), *_, (_, labels) = shapes
+        expected = [(3, classes, bins), (3, top_bins), (3, classes), (3, classes), (3, 1), (1, labels)]
+        if shapes != expected or top_bins not in (0, bins):
             raise ValueError(f"its arrays have the shapes {shapes}")
         if named != classes:
             raise ValueError(f"its header names {named} classes, and it has {classes}")
         if any(array.dtype != np.float64 for array in arrays):
             raise ValueError("its arrays are not float64")
-        if not all(((array >= 0) & (array < 2**60)).all() for array in arrays[:3]):
+        if not all(((array >= 0) & (array < 2**60)).all() for array in (*arrays[:3], arrays[5])):
             raise ValueError("its sums are not finite numbers of at least 0")
 
     @staticmethod
@@ -150,9 +168,16 @@ def unchanged(sources: Sequence[Path]) -> Iterator[None]:
             raise FileError(f"files must stay as they are while they are read; {source} changed. Start again.")
 
 
+class Measured(NamedTuple):
+    """The sums of a case, and what is doubtful about it (see `segcal.doubts`)."""
+
+    sums: CaseSums
+    doubts: tuple[str, ...]
+
+
 def measure_case(
     files: CaseFiles, options: Options, *, threads: int | None = None, calibrator: Calibrator | None = None
-) -> CaseSums:
+) -> Measured:
     """The sums of one case, read slab by slab, through the calibrator given or that of the options."""
     if calibrator is None and options.calibrator is not None:
         from segcal.calibrated import loaded
@@ -160,13 +185,18 @@ def measure_case(
         calibrator = loaded(options.calibrator, options.calibrator_fingerprint)
     total: CaseSums | None = None
     with open_case(files) as case:
+        doubts = case.grid.doubts
+        if options.strict_grid and doubts:
+            raise GridError(f"{files.name}: the grid must be certain, as --strict-grid asks; {MEANINGS[doubts[0]]}")
+        watch = Watch(logits=options.logits, overlapping=options.sigmoid)
+        case.watch = watch.see
         for values, labels, ranked in _slabs(case, options, calibrator):
             sums = measure_voxels(values, labels, options, ranked=ranked, threads=threads)
             total = sums if total is None else total + sums
     if total is None or not total.scores[2].any():
         ignored = "" if options.ignore is None else f" whose label is not {options.ignore}, which is ignored"
         raise ShapeError(f"the volume must have voxels{ignored}; it has none.")
-    return total
+    return Measured(total, (*doubts, HARD_DECISIONS) if watch.hard else doubts)
 
 
 def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Iterator[tuple[Array, Array, Array | None]]:
@@ -198,29 +228,61 @@ def measure_voxels(
 
     Decisions are taken on `ranked`, values in the same order that tell apart what rounding joined; or on the values.
     """
-    counted = counted_voxels(labels, options)
-    values, labels = values[:, counted], labels[..., counted]
+    counted, threads = counted_voxels(labels, options), threads or os.cpu_count() or 1
+    values, labels = values[:, counted], places_of(labels[..., counted], len(values), options)
     overlapping, ranked = options.sigmoid or len(values) == 1, values if ranked is None else ranked[:, counted]
     if options.logits:
         values = sigmoid(values) if overlapping else softmax(values)
-    collect = partial(_collect, fine_bins=options.fine_bins, threads=threads or os.cpu_count() or 1)
+    collect = partial(_collect, fine_bins=options.fine_bins, threads=threads)
     if overlapping or options.regions is not None:
         probabilities, truth = regions_of(values, labels, options)
         bins, scores = collect(probabilities, truth)
-        scores[1] += collect(1 - probabilities, 1 - truth)[1][1]  # the log loss where a region is not
+        scores[1] += _absent_log_loss(probabilities, truth, threads)
         own = overlapping and len(ranked) == len(probabilities)  # each region has its channel
         predicted = ranked >= (0.0 if options.logits else 0.5) if own else probabilities >= 0.5
         true = truth == 1
         overlap = np.array([where.sum(1) for where in (predicted, true, predicted & true)], dtype=np.float64)
-        return CaseSums(bins, np.zeros((3, 0)), overlap, scores)
+        joint = scores.mean(1, keepdims=True)
+        return CaseSums(bins, np.zeros((3, 0)), overlap, scores, joint, _trained_labels(labels, options))
     if labels.ndim != 1:
         raise ShapeError(
             f"labels must be one map of exclusive classes; got {len(labels)} channels. "
             f"For classes that overlap use --sigmoid."
         )
     bins, scores = collect(values, labels[None])
+    joint = scores.sum(1, keepdims=True) / (1 if len(values) > 2 else np.array([[2], [1], [1]]))
+    joint[2] = scores[2, 0]
+    scores[1] += _absent_log_loss(values, labels, threads)
     top, right, overlap = _classify(values, labels, ranked)
-    return CaseSums(bins, collect(top[None], right[None], scores=False)[0][:, 0], overlap, scores)
+    of_top = collect(top[None], right[None], scores=False)[0][:, 0]
+    return CaseSums(bins, of_top, overlap, scores, joint, np.zeros((1, 0)))
+
+
+def _absent_log_loss(probabilities: Array, labels: Array, threads: int) -> Array:
+    """For each class, the sum of -log(1 - p) over the voxels that are not of it; labels (voxel) or (class, voxel)."""
+    if HAS_NUMBA:
+        from segcal.kernels.numba_likelihood import absent_log_loss
+
+        return absent_log_loss(probabilities, labels, threads=threads)
+    absent = [labels != c for c in range(len(probabilities))] if labels.ndim == 1 else labels != 1
+    rows = (1 - p[where].astype(np.float64) for p, where in zip(probabilities, absent, strict=True))
+    return np.array([-np.log(np.maximum(row, SMALLEST)).sum() for row in rows])
+
+
+def _trained_labels(labels: Array, options: Options) -> Array:
+    """(1, label): voxels of each label that the regions are unions of; none where label maps are of regions."""
+    regions = options.regions
+    if regions is None or labels.ndim == 2:
+        return np.zeros((1, 0))
+    trained = sorted(set(regions.values or ()).union(*regions.members.values()) - {0})
+    aliases = dict(regions.aliases)
+    found, counts = np.unique(labels, return_counts=True)
+    number = dict.fromkeys(trained, 0)
+    for value, count in zip(found.tolist(), counts.tolist(), strict=True):
+        meaning = aliases.get(value, value)
+        if meaning in number:
+            number[meaning] += count
+    return np.array([list(number.values())], dtype=np.float64)
 
 
 def counted_voxels(labels: Array, options: Options) -> Array | slice:
@@ -231,6 +293,25 @@ def counted_voxels(labels: Array, options: Options) -> Array | slice:
         raise ShapeError(f"labels must be one map for a label to be ignored; got {len(labels)} channels.")
     keep: Array = labels != options.ignore
     return slice(None) if keep.all() else keep
+
+
+def places_of(labels: Array, channels: int, options: Options) -> Array:
+    """Labels as places among the options' values; as they are where there are none."""
+    if options.values is None:
+        return labels
+    if labels.ndim != 1:
+        raise ShapeError(f"labels must be one map for their values to be told; got {len(labels)} channels.")
+    if len(options.values) != (2 if channels == 1 else channels):
+        raise ShapeError(
+            f"predictions must have a channel for each label value {list(options.values)}; they have {channels}."
+        )
+    order = np.argsort(options.values)
+    known = np.array(options.values)[order]
+    where = np.searchsorted(known, labels).clip(max=len(known) - 1)
+    if not np.array_equal(known[where], labels):
+        raise _unknown_label(labels, options.values)
+    places: Array = order.astype(np.uint8 if len(order) < 256 else np.int64)[where]
+    return places
 
 
 def _collect(
@@ -314,7 +395,7 @@ def regions_of(values: Array, labels: Array, options: Options) -> tuple[Array, A
             return values, _matching(labels, channels)
         first = 1 if channels == 1 else 0  # a single channel is the foreground
         if labels.size and not 0 <= labels.min() <= labels.max() < first + channels:
-            raise _unknown_label(labels, range(first + channels))
+            raise _unknown_label(labels, range(first + channels), single=channels == 1)
         return values, _members(labels, [(value,) for value in range(first, first + channels)])
     names = list(regions.members)
     if options.sigmoid and channels == len(names):
@@ -322,10 +403,11 @@ def regions_of(values: Array, labels: Array, options: Options) -> tuple[Array, A
     else:
         expected = channels if regions.values is None else len(regions.values)
         if channels != expected or max(max(regions.channels(name)) for name in names) >= channels:
+            needed = regions.values or range(1 + max(max(members) for members in regions.members.values()))
             raise ShapeError(
-                f"predictions must have a channel for each label value {regions.values or ''}; they have {channels}. "
-                f"Predictions of the regions themselves need --sigmoid and {len(names)} channels in the order "
-                f"{', '.join(names)}."
+                f"predictions must have a channel for each label value {list(needed)}; they have {channels}. "
+                f"Predictions of the regions themselves need --sigmoid and a channel for each of "
+                f"{', '.join(names)}, in that order."
             )
         if not options.sigmoid and 0 in (regions.values or (0,)):
             _classify(values, np.zeros(values.shape[1], np.uint8))  # refuses probabilities that do not sum to 1
@@ -353,12 +435,15 @@ def _matching(labels: Array, channels: int) -> Array:
     return labels.astype(np.uint8)
 
 
-def _unknown_label(labels: Array, allowed: Sequence[int]) -> LabelError:
-    unknown = sorted(set(np.unique(labels).tolist()) - set(allowed))
-    return LabelError(
-        f"labels must be among {list(allowed)}; they hold {unknown[:5]}. "
-        "Remap them, name the regions, or leave one out with --ignore."
-    )
+def _unknown_label(labels: Array, allowed: Sequence[int], *, single: bool = False) -> LabelError:
+    found = set(np.unique(labels).tolist())
+    unknown = sorted(found - set(allowed))
+    remedy = "Tell their values or regions with --regions, or leave one out with --ignore."
+    if single:
+        remedy = f"A single channel is one class; if it is a label map, {SAVE_PROBABILITIES}."
+    elif 4 in unknown and found <= {0, 1, 2, 4}:
+        remedy = "For those of BraTS use --regions brats."
+    return LabelError(f"labels must be among {list(allowed)}; they hold {unknown[:5]}. {remedy}")
 
 
 def not_probabilities(values: Array) -> RangeError:

@@ -70,13 +70,33 @@ def signed_gap(stats: BinStatistics) -> Tensor:
 
 
 def overconfidence(stats: BinStatistics) -> Tensor:
-    """The part of the ECE from bins whose confidence exceeds their frequency."""
-    return _per_voxel(stats.signed_gap.clamp(min=0), stats)
+    """The part of the ECE from bins that are too sure: further from 1/2 than their frequency, or on its other side.
+
+    A class given 2 % where it is there in 10 % is overconfident, as one given 98 % that is there in 90 %: the network
+    is too sure of its answer, no or yes. Whether a class is predicted too much or too little tells `signed_gap`.
+
+    >>> from segcal import bin_statistics
+    >>> labels = torch.tensor([[[0, 0, 1, 1, 1, 1, 0, 0]]])
+    >>> stats = bin_statistics(torch.tensor([[[0.25] * 4 + [0.75] * 4]]), labels, bins=10)
+    >>> overconfidence(stats), underconfidence(stats)
+    (tensor([[0.2500]], dtype=torch.float64), tensor([[0.]], dtype=torch.float64))
+    """
+    return _per_voxel(_sureness(stats).clamp(min=0), stats)
 
 
 def underconfidence(stats: BinStatistics) -> Tensor:
-    """The part of the ECE from bins whose confidence falls short of their frequency. Both parts make up the ECE."""
-    return _per_voxel((-stats.signed_gap).clamp(min=0), stats)
+    """The part of the ECE from bins that are not sure enough: nearer to 1/2 than their frequency.
+
+    Both parts make up the ECE. A bin whose confidence is exactly 1/2 can only be underconfident.
+    """
+    return _per_voxel((-_sureness(stats)).clamp(min=0), stats)
+
+
+def _sureness(stats: BinStatistics) -> Tensor:
+    """By how much a bin is surer than it may be; negative where it could be surer."""
+    return torch.where(
+        stats.mean_confidence == 0.5, -stats.gap, stats.signed_gap * (stats.mean_confidence - 0.5).sign()
+    )
 
 
 def micro(
@@ -103,14 +123,20 @@ def micro(
     return BinStatistics(count, confidence * count, label_sum, stats.binning)
 
 
-def equal_mass(stats: BinStatistics, bins: int) -> BinStatistics:
+def equal_mass(stats: BinStatistics, bins: int, *, above: float = 0.01) -> BinStatistics:
     """The sums in bins that hold about equally many voxels, cut between fine hard bins, per case and class.
 
-    A fine bin is never split: where one holds more than its share, bins beside it stay empty. The edges
+    Voxels with probabilities below `above` are left out (Nixon et al. 2019: thresholded adaptive calibration error):
+    else the background, whose probabilities are next to zero, fills all bins but a few, and the error shrinks with
+    its share. A fine bin is never split: where one holds more than its share, bins beside it stay empty. The edges
     differ from case to case; those of the result's binning mean nothing.
     """
     if stats.binning.kernel != "hard":
         raise ConfigError(f"equal-mass bins need hard fine bins; these are {stats.binning.kernel}.")
+    if not 0 <= above < 1:
+        raise ConfigError(f"above must be a probability from 0 to below 1; got {above}.")
+    kept = stats.binning.edges[:-1].to(stats.count) >= above
+    stats = BinStatistics(stats.count * kept, stats.confidence_sum * kept, stats.label_sum * kept, stats.binning)
     total = stats.count.sum(-1, keepdim=True)
     middle = stats.count.cumsum(-1) - stats.count / 2
     target = (middle / torch.where(total > 0, total, 1) * bins).long().clamp(max=bins - 1)

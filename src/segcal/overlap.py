@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from segcal.errors import ShapeError
-from segcal.kernels.spec import CROSS_ENTROPY, INTERSECTION, LABEL_SQUARED, PROBABILITY_SQUARED, VOXELS
+from segcal.kernels.spec import SMALLEST
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class OverlapCounts(_CaseSums):
 
     >>> counts = OverlapCounts.of_classes(torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 0]]))
     >>> dice(counts)
-    tensor([[0.6667, 0.0000]], dtype=torch.float64)
+    tensor([[0.6667,    nan]], dtype=torch.float64)
     """
 
     predicted: Tensor
@@ -82,38 +82,74 @@ class OverlapCounts(_CaseSums):
 
 
 def dice(counts: OverlapCounts) -> Tensor:
-    """Dice coefficient per case and class; NaN where a class is neither present nor predicted."""
+    """Dice coefficient per case and class; NaN where a class is not present, whether it is predicted or not.
+
+    So MONAI has it, and the paper. Voxels predicted of an absent class count in pooled Dice, and in every error.
+    """
     total = counts.predicted + counts.true
-    return torch.where(total > 0, 2 * counts.both / total.clamp(min=1), torch.nan)
+    return torch.where(counts.true > 0, 2 * counts.both / total.clamp(min=1), torch.nan)
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreSums(_CaseSums):
-    """Sums over voxels of the squared error and of the negative log-likelihood, and the number of voxels."""
+    """Sums over voxels of the squared error and of the negative log-likelihood, and the number of voxels.
+
+    Of a class they are binary, the class against the rest; both are proper scores. `joint_of_classes` gives those of
+    the whole distribution, one number a case.
+
+    >>> scores = ScoreSums.of_classes(torch.tensor([[[0.8, 0.4], [0.2, 0.6]]]), torch.tensor([[0, 0]]))
+    >>> brier(scores)
+    tensor([[0.2000, 0.2000]], dtype=torch.float64)
+    """
 
     squared_error: Tensor
     log_loss: Tensor
     voxels: Tensor
 
     @staticmethod
-    def of_class_sums(sums: Tensor) -> ScoreSums:
-        """From the class sums that come with bin statistics."""
-        squared = sums[..., PROBABILITY_SQUARED] - 2 * sums[..., INTERSECTION] + sums[..., LABEL_SQUARED]
-        return ScoreSums(squared, sums[..., CROSS_ENTROPY], sums[..., VOXELS])
+    def of_classes(probabilities: Tensor, labels: Tensor) -> ScoreSums:
+        """Of exclusive classes, each against the rest: probabilities (case, class, voxel), labels (case, voxel)."""
+        return ScoreSums.of_regions(probabilities, one_hot(labels, probabilities.shape[1]))
+
+    @staticmethod
+    def of_regions(probabilities: Tensor, labels: Tensor) -> ScoreSums:
+        """Of classes that may overlap, each by itself; both (case, class, voxel)."""
+        p, y = probabilities.double(), labels.double()
+        log_loss = -(y * _log(p) + (1 - y) * _log(1 - p)).sum(2)
+        return ScoreSums(((p - y) ** 2).sum(2), log_loss, torch.full_like(log_loss, p.shape[2]))
+
+    @staticmethod
+    def joint_of_classes(probabilities: Tensor, labels: Tensor) -> ScoreSums:
+        """Of the distribution over exclusive classes, (case, 1): cross-entropy, and the squared error of all classes.
+
+        Of two classes the squared error is that of one of them, as everywhere else for a binary decision.
+        """
+        p, y = probabilities.double(), one_hot(labels, probabilities.shape[1]).double()
+        squared = ((p - y) ** 2).sum((1, 2), keepdim=True)[..., 0] / (2 if p.shape[1] == 2 else 1)
+        return ScoreSums(squared, -(y * _log(p)).sum((1, 2))[:, None], torch.full_like(squared, p.shape[2]))
+
+    def mean_of_classes(self) -> ScoreSums:
+        """What stands for the joint scores where classes overlap and have no joint distribution, (case, 1)."""
+        return map_sums(lambda sums: sums.mean(1, keepdim=True), self)
+
+
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """(case, voxel) labels as (case, class, voxel) zeros and ones."""
+    return torch.nn.functional.one_hot(labels.long(), classes).movedim(-1, 1)
 
 
 def brier(scores: ScoreSums) -> Tensor:
-    """Mean squared distance between probability and label; NaN without voxels."""
+    """Mean over voxels of the squared distance between probability and label; NaN without voxels."""
     return _per_voxel(scores.squared_error, scores)
 
 
 def nll(scores: ScoreSums) -> Tensor:
-    """Negative log-likelihood per voxel of the image.
-
-    Of exclusive classes, a class's part is that of its own voxels, and the parts of all classes add up to the
-    cross-entropy; of regions, each has a binary one. NaN without voxels.
-    """
+    """Mean over voxels of the negative log-likelihood; NaN without voxels."""
     return _per_voxel(scores.log_loss, scores)
+
+
+def _log(probabilities: Tensor) -> Tensor:
+    return probabilities.clamp(min=SMALLEST).log()
 
 
 def _per_voxel(sums: Tensor, scores: ScoreSums) -> Tensor:

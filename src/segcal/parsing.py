@@ -1,4 +1,4 @@
-"""JSON and TOML from anywhere, read so that whatever is wrong with them is a ValueError.
+"""JSON and TOML from anywhere, with or without a byte order mark; whatever is wrong with them is a ValueError.
 
 Their parsers recurse, so that text nested deeply enough ends in a RecursionError; and JSON may hold half of a surrogate
 pair, which no file and no terminal takes.
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+BYTE_ORDER_MARK = "\ufeff"  # some editors put it first in a file
 
 
 def parse_json(text: str) -> Any:
-    """What the JSON says; ValueError where it is none, or cannot be written again.
+    """What the JSON says; ValueError where it is none, names something twice, or cannot be written again.
 
     >>> parse_json('{"labels": {"background": 0}}')
     {'labels': {'background': 0}}
     """
-    content = _parsed(json.loads, text)
+    content = _parsed(partial(json.loads, object_pairs_hook=_once), text.removeprefix(BYTE_ORDER_MARK))
     json.dumps(content, ensure_ascii=False).encode()
     return content
 
@@ -29,7 +33,16 @@ def parse_toml(text: str) -> dict[str, Any]:
     >>> parse_toml("values = [0, 1]")
     {'values': [0, 1]}
     """
-    content: dict[str, Any] = _parsed(tomllib.loads, text)
+    content: dict[str, Any] = _parsed(tomllib.loads, text.removeprefix(BYTE_ORDER_MARK))
+    return content
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; Python would take the last of two that have one name."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"it names {twice!r} more than once")
     return content
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,6 +81,12 @@ def read_image(case: DataCase) -> Volume:
     stored = [_stored(case, path) for path in case.images]
     if not stored:
         raise FileError(f"{case.name} must have an image; it has no file.")
+    axes = stored[0].values.ndim
+    if axes < 3:
+        raise GridError(
+            f"{case.name}: the image must have three axes; {case.images[0].name} has {axes}. Store a single slice with "
+            f"a third axis of length 1."
+        )
     parts = [_onto(case, stored[0], path, one) for path, one in zip(case.images, stored, strict=True)]
     meant = (part * one.slope + one.inter if one.scaled else part for one, part in zip(stored, parts, strict=True))
     image = np.concatenate([np.asarray(part, np.float32) for part in meant])
@@ -189,6 +196,11 @@ class PreparedStore:
         except (ValueError, LookupError, TypeError, OSError, EOFError):  # spoilt since
             self._make(case, stem)
             return _stored_case(stem)
+
+    def size(self, cases: Iterable[DataCase]) -> int:
+        """Bytes that these cases take on disk, those that are there."""
+        paths = (self.folder / f"{self._key(case)}.{part}.npy" for case in cases for part in PARTS)
+        return sum(path.stat().st_size for path in paths if path.exists())
 
     def _make(self, case: DataCase, stem: Path) -> None:
         make_folder(self.folder)

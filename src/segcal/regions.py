@@ -6,17 +6,22 @@ the sum of its members'.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segcal.errors import ConfigError
+from segcal.errors import ConfigError, distinct
 from segcal.parsing import parse_json, parse_toml
 
 
 @dataclass(frozen=True)
 class Regions:
-    """Named unions of label values, and the label values in the order of the prediction's channels."""
+    """Named unions of label values, and the label values in the order of the prediction's channels.
+
+    Values without a region are a remap alone: each value is a class.
+    """
 
     members: dict[str, tuple[int, ...]]
     values: tuple[int, ...] | None = None
@@ -25,19 +30,38 @@ class Regions:
     """Label values that mean another one."""
 
     def __post_init__(self) -> None:
-        if not self.members:
-            raise ConfigError("there must be at least one region; got none.")
+        if not self.members and not self.values:
+            raise ConfigError("there must be at least one region, or values; got none.")
+        distinct("names of regions", self.members)
+        _once("values", self.values or ())
         known = None if self.values is None else set(self.values)
         for name, members in self.members.items():
             if not members:
                 raise ConfigError(f"region {name!r} must have at least one class; it has none.")
+            _once(f"region {name!r}", members)
             unknown = [] if known is None else [value for value in members if value not in known]
             if unknown:
                 raise ConfigError(f"region {name!r} must consist of label values {self.values}; it names {unknown}.")
 
+    @staticmethod
+    def from_json(content: dict[str, Any] | None) -> Regions | None:
+        """Regions of their fields as JSON has them; None for null."""
+        if content is None:
+            return None
+        members = {str(name): label_values(values) for name, values in content["members"].items()}
+        aliases = tuple((value, meaning) for value, meaning in map(label_values, content["aliases"]))
+        return Regions(members, content["values"] and label_values(content["values"]), aliases)
+
     def channels(self, name: str) -> list[int]:
         """Channels whose probabilities make up the region."""
         return [value if self.values is None else self.values.index(value) for value in self.members[name]]
+
+
+def _once(what: str, values: Iterable[int]) -> None:
+    """Refuse a label value that is there twice: it would count twice."""
+    twice = [value for value, number in Counter(values).items() if number > 1]
+    if twice:
+        raise ConfigError(f"{what} must name each label value once; {twice[0]} came more than once.")
 
 
 IGNORE = "ignore"  # nnU-Net's name of the label whose voxels are left out
@@ -52,8 +76,8 @@ BUILT_IN = {
 def read_regions(source: str) -> Regions:
     """Regions by name ("brats", "kits"), from a TOML file, or from the dataset.json of nnU-Net.
 
-    The TOML file has a table `regions` with a list of label values for each name, and may have `values`, the label
-    value of each of the prediction's channels:
+    The TOML file has a table `regions` with a list of label values for each name, or `values`, the label value of each
+    of the prediction's channels, or both:
 
         values = [0, 1, 2, 4]
         [regions]
@@ -71,9 +95,11 @@ def read_regions(source: str) -> Regions:
         raise ConfigError(f"regions must be one of {names}, a .toml file or nnU-Net's dataset.json; got {source!r}.")
     content = _read_toml(path)
     unknown = set(content) - {"regions", "values"}
-    table, values = content.get("regions"), content.get("values")
+    values = content.get("values")
+    table = content.get("regions", {} if values else None)
     if unknown or not isinstance(table, dict):
-        raise ConfigError(f"{path} must have a table [regions] and may have values; it has {sorted(content)}.")
+        came = ", ".join(sorted(content)) or "nothing"
+        raise ConfigError(f"{path} must have a table [regions], values such as [0, 1, 2, 4], or both; it has {came}.")
     for name, members in table.items():
         if not _whole_numbers(members):
             raise ConfigError(f"{path}: region {name!r} must be a list of label values, as [1, 4]; got {members!r}.")
@@ -105,15 +131,37 @@ def read_class_names(source: str) -> dict[int, str]:
     class (see `read_ignored`).
     """
     labels = _labels_in(source)
-    if isinstance(labels, list) and all(isinstance(name, str) and name for name in labels) and labels:
+    if isinstance(labels, list) and all(isinstance(name, str) for name in labels) and labels:
+        distinct(f"{source}: class names", labels)
         return dict(enumerate(labels))
     if isinstance(labels, dict) and labels:
-        if all(is_value(key) and isinstance(name, str) for key, name in labels.items()):
-            return {int(key): name for key, name in labels.items()}  # Decathlon: {"1": "kidney"}
+        if all(is_value(key) and isinstance(name, str) for key, name in labels.items()):  # Decathlon: {"1": "kidney"}
+            return names_by_value(source, ((int(key), name) for key, name in labels.items()))
         members = label_members(labels)
         if members is not None:
-            return {values[0]: name for name, values in members.items() if len(values) == 1 and name != IGNORE}
+            single = [(values[0], name) for name, values in members.items() if len(values) == 1 and name != IGNORE]
+            if any(len(values) > 1 for values in members.values()):
+                return dict(single)  # of regions, two may be the same
+            return names_by_value(source, single)
     raise ConfigError(f"class names must be a,b,c or stand under labels (.json) or classes (.toml); got {source!r}.")
+
+
+def is_list(source: str) -> bool:
+    """Whether names come as a list, a,b,c or that of a TOML file, so that each is of the next label."""
+    return isinstance(_labels_in(source), list)
+
+
+def has_regions(source: str) -> bool:
+    """Whether a dataset.json has labels of several values, which nnU-Net trains as regions."""
+    return any(len(values) > 1 for values in (label_members(_labels_in(source)) or {}).values())
+
+
+def names_by_value(source: object, pairs: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """Names by label value; refused where two values have one name, or two names one value."""
+    pairs = list(pairs)
+    distinct(f"{source}: class names", (name for _, name in pairs))
+    _once(f"{source}: class names", (value for value, _ in pairs))
+    return dict(pairs)
 
 
 def read_ignored(source: str) -> int | None:
@@ -161,6 +209,14 @@ def is_value(text: object) -> bool:
     (True, False, False)
     """
     return isinstance(text, str) and text.isdecimal() and len(text) < 10
+
+
+def label_values(values: Iterable[Any]) -> tuple[int, ...]:
+    """The values, if they are ones of labels; ConfigError otherwise."""
+    listed = list(values)
+    if not _whole_numbers(listed):
+        raise ConfigError(f"label values must be whole numbers; got {listed}.")
+    return tuple(listed)
 
 
 def _whole_numbers(values: object) -> bool:

@@ -25,11 +25,13 @@ from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
 from segcal.datasets.layout import nifti_files
 from segcal.datasets.recipes import PLAIN
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
-from segcal.files import WriteError, new_file, write_whole
+from segcal.files import WriteError, new_file
 from segcal.inference import build_network, measure_logits, measuring_options, predict_logits, soften
 from segcal.measure import CaseSums, Options, stamp, unchanged
+from segcal.naming import BESIDE_MAPS, write_own
 from segcal.parsing import parse_json
 from segcal.prepare import prepare_case, read_labels, restore
+from segcal.regions import Regions
 from segcal.results import (
     Failure,
     MapJob,
@@ -40,6 +42,7 @@ from segcal.results import (
     keep_only,
     make_maps,
     open_parts,
+    outcome_of,
     stack_cases,
     write_results,
 )
@@ -130,17 +133,17 @@ def load_run(
 
 def remember(folder: Path, dataset: Dataset) -> None:
     """Write what a network must know of its dataset to predict without it."""
-    known = {"channels": dataset.channels, "classes": dataset.classes, "values": dataset.values}
-    write_whole(folder / CLASSES, json.dumps(known, indent=2, ensure_ascii=False).encode())
+    write_own(folder / CLASSES, dataset.classes, dataset.values, dataset.regions, channels=list(dataset.channels))
 
 
 def _remembered(folder: Path, config: RunConfig) -> Dataset:
     try:
         known = parse_json((folder / CLASSES).read_text(encoding="utf-8"))
         channels, classes, values = (tuple(known[name]) for name in ("channels", "classes", "values"))
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        regions = Regions.from_json(known.get("regions"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise FileError(f"{folder / CLASSES} must hold channels, classes and values; {error}.") from error
-    return Dataset(config.data.dataset, "", folder, channels, classes, values, cases=(), recipe=PLAIN)
+    return Dataset(config.data.dataset, "", folder, channels, classes, values, cases=(), recipe=PLAIN, regions=regions)
 
 
 def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]:
@@ -180,7 +183,8 @@ def predict(
 ) -> Maps:
     """Write a map (x, y, z, class) for each case, NAME.nii.gz on the grid of its image; those that are there stay.
 
-    The cases are those of a side of the split, or the ones given. One that fails does not stop the others.
+    The cases are those of a side of the split, or the ones given. One that fails does not stop the others. A file
+    beside the maps has the names of classes and regions, which `segcal.evaluate` reads.
     NIfTI has no half precision: float16 is stored as 16-bit integers with a scale, in steps of 1/65535.
     """
     one_of("content", content, ("probabilities", "logits"))
@@ -199,8 +203,14 @@ def predict(
 
         return MapJob(case.name, _key(run, case, mark, content, dtype), [path], make)
 
-    jobs = [job(case) for case in (run.cases(side) if cases is None else cases)]
-    return make_maps(out, "predictions.json", jobs, lambda done, total, name: progress(done, total))
+    def begin() -> None:
+        write_own(out / BESIDE_MAPS, run.dataset.classes, run.dataset.values, run.dataset.regions)
+
+    asked = run.cases(side) if cases is None else cases
+    if out.resolve() in {path.parent.resolve() for case in asked for path in case.files}:
+        raise ConfigError(f"--out must be another folder than that of the images, which stay as they are; got {out}.")
+    jobs = [job(case) for case in asked]
+    return make_maps(out, "predictions.json", jobs, lambda done, total, name: progress(done, total), begin=begin)
 
 
 def evaluate_run(
@@ -208,30 +218,32 @@ def evaluate_run(
     out: str | os.PathLike[str],
     *,
     side: Side = "test",
-    calibrator: Calibrator | None = None,
+    calibrator: Calibrator | Mapping[str, Calibrator] | None = None,
     spread: Spread | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Evaluate a run on the original grid, one case in memory, no map stored; writes what `segcal evaluate` writes.
 
-    Stopped and started again, cases that are done are not predicted again. `spread` does them elsewhere, as
+    The calibrator is the same for all cases, or given by the name of each, as in a cross-validation. Stopped and
+    started again, cases that are done are not predicted again. `spread` does them elsewhere, as
     `segcal.adapters.dask.DaskCluster`; the run's folder and its data must be seen there.
     """
     out = Path(out)
     options = measuring_options(run.dataset, run.config)
     cases = [case for case in run.cases(side) if case.label is not None]
-    mark = None if calibrator is None else calibrator.fingerprint
+    fitted = {case.name: calibrator[case.name] if isinstance(calibrator, Mapping) else calibrator for case in cases}
+    marks = {name: None if each is None else each.fingerprint for name, each in fitted.items()}
     failures: list[Failure] = []
     with open_parts(out) as folder:
-        parts = {case.name: folder / f"{_key(run, case, mark, 'sums', str(options))}.npz" for case in cases}
+        parts = {case.name: folder / f"{_key(run, case, marks[case.name], 'sums', str(options))}.npz" for case in cases}
         waiting = [case for case in cases if not CaseSums.are_in(parts[case.name], options)]
         done = len(cases) - len(waiting)
         if spread is None:
             jobs: Iterable[Failure | None] = (
-                _measure_to(run, case, calibrator, options, parts[case.name]) for case in waiting
+                _measure_to(run, case, fitted[case.name], options, parts[case.name]) for case in waiting
             )
         else:
-            jobs = _spread(run, waiting, calibrator, options, parts, spread)
+            jobs = _spread(run, waiting, fitted, options, parts, spread)
         for failure in jobs:
             if failure is not None:
                 failures.append(failure)
@@ -242,12 +254,20 @@ def evaluate_run(
         if evaluation is not None:
             evaluation.provenance["run"] = {
                 "config": run.config.model_dump(mode="json"), "side": side, "weights": run.fingerprint,
-                "calibrator": calibrator and f"{calibrator!r} {mark}", "split_note": run.split.note,
+                "calibrator": _told(calibrator), "split_note": run.split.note,
             }  # fmt: skip
-        outcome = Outcome(evaluation, sorted(failures), Pairing(()))
+        outcome = outcome_of(evaluation, failures, Pairing(()))
         write_results(outcome, options, out)
         keep_only(folder, parts.values())
     return outcome
+
+
+def _told(calibrator: Calibrator | Mapping[str, Calibrator] | None) -> str | None:
+    """Of several, that each case had one fitted without it."""
+    if isinstance(calibrator, Mapping):
+        each = {fitted.fingerprint: fitted for fitted in calibrator.values()}
+        return f"{next(iter(each.values()))!r}, cross-fitted: {len(each)} of them" if each else None
+    return None if calibrator is None else f"{calibrator!r} {calibrator.fingerprint}"
 
 
 def _measure_to(
@@ -268,14 +288,14 @@ def _measure_to(
 def _spread(
     run: Run,
     cases: Sequence[DataCase],
-    calibrator: Calibrator | None,
+    calibrators: Mapping[str, Calibrator | None],
     options: Options,
     parts: Mapping[str, Path],
     spread: Spread,
 ) -> Iterator[Failure | None]:
     """Elsewhere, where the run is loaded once by each process."""
     source = (str(run.folder.absolute()), str(run.dataset.root.absolute()), run.checkpoint, run.fingerprint)
-    jobs = [(source, case.name, calibrator, options, parts[case.name].absolute()) for case in cases]
+    jobs = [(source, case.name, calibrators[case.name], options, parts[case.name].absolute()) for case in cases]
     for i, came in spread(_measure_there, jobs):
         yield crashed(cases[i].name) if isinstance(came, BaseException) else came
 

@@ -79,7 +79,7 @@ class BinStatistics:
 
     @property
     def signed_gap(self) -> Tensor:
-        """Mean confidence less frequency: positive where overconfident; NaN where empty."""
+        """Mean confidence less frequency: positive where probabilities are too high; NaN where empty."""
         return self._mean(self.confidence_sum - self.label_sum)
 
     @property

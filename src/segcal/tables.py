@@ -12,18 +12,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from segcal.comparison import HIGHER_IS_BETTER, TWO_SIDED, Comparison, Entry
-from segcal.evaluation import Evaluation, Row
+from segcal.comparison import HIGHER_IS_BETTER, IN_POINTS, TWO_SIDED, Comparison, Entry
+from segcal.evaluation import Evaluation, Label, Row
 from segcal.files import csv_text, write_whole
+from segcal.intervals import FEWEST_PATIENTS
 from segcal.metrics import ERRORS
+from segcal.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+ALL_CLASSES = "all classes"
+SCORE_NOTE = (
+    "All classes: the mean over classes without the background; of Brier score and NLL, the score of the whole "
+    "distribution over the classes, the background included (where classes overlap, the mean over them). A class's own "
+    "Brier score and NLL are of the class against the rest."
+)
 FLOOR_NOTE = (
     "Floor: the error that perfectly calibrated probabilities would show by chance on the same predictions (labels "
     "drawn from each bin's confidence, voxel by voxel). It ignores that neighbouring voxels are alike: the real one "
-    "is higher."
+    "is higher. The paper's micro average has none: its gaps are not due to chance alone."
 )
 
 
@@ -64,6 +72,7 @@ LAYOUTS = {
     "Maximum calibration error": _columns("mce"),
     "Proper scores": (Column("brier", "macro"), Column("nll", "macro")),
 }
+MAIN = ("Overlap and average calibration error", "Proper scores")
 
 
 class Cell(NamedTuple):
@@ -97,16 +106,17 @@ def summary_table(evaluation: Evaluation) -> Table:
     """One evaluation: macro mean and deviation of each class, and both micro averages; also over complete cases."""
     complete = len(evaluation.complete().cases)
     found = {(row.cases, row.average, row.label, row.metric): row for row in evaluation.summary()}
-    labels = (*evaluation.classes, "mean") if len(evaluation.classes) > 1 else evaluation.classes
+    labels = (*evaluation.classes, None) if len(evaluation.classes) > 1 else evaluation.classes
     rows = []
     for which in ("all", "complete") if 0 < complete < len(evaluation.cases) else ("all",):
         for average in ("macro", "micro paper", "micro pooled"):
             group = average if which == "all" else f"{average}, complete cases"
             for i, name in enumerate(labels):
                 numbers = [found.get((which, average, name, metric)) for metric in SUMMARY]
-                rows.append((Cell(group if i == 0 else ""), Cell(name), *map(_summary_cell, numbers)))
+                shown = ALL_CLASSES if name is None else name
+                rows.append((Cell(group if i == 0 else ""), Cell(shown), *map(_summary_cell, numbers)))
     return Table(
-        f"{len(evaluation.cases)} cases, {complete} complete, {evaluation.bins} bins",
+        f"{counted(len(evaluation.cases), 'case')}, {complete} complete, {counted(evaluation.bins, 'bin')}",
         ("average", "class", *(Column(metric, "").name for metric in SUMMARY)),
         tuple(rows),
         names=2,
@@ -114,21 +124,29 @@ def summary_table(evaluation: Evaluation) -> Table:
 
 
 def _summary_cell(row: Row | None) -> Cell:
-    if row is None:
-        return Cell("")
+    if row is None or math.isnan(row.value):
+        return Cell("" if row is None else "-")
     return Cell(f"{row.value:.4f}" + ("" if math.isnan(row.std) else f" ± {row.std:.4f}"))
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """The means over classes as in the paper's table 1, then every class; of all cases, then of complete ones."""
+    """All classes together as in the paper's table 1, then every class; of all cases, then of complete ones."""
     tables = []
     for which in comparison.case_sets:
-        cases = f"all {comparison.cases} cases" if which == "all" else f"the {comparison.complete} complete cases"
+        number = comparison.cases if which == "all" else comparison.complete
+        cases = f"all {counted(number, 'case')}" if which == "all" else f"the {counted(number, 'complete case')}"
         for title, columns in LAYOUTS.items():
             if len(comparison.classes) > 1:
-                tables.append(make_table(comparison, f"{title}, mean over classes, {cases}", columns, which=which))
+                tables.append(make_table(comparison, f"{title}, {ALL_CLASSES}, {cases}", columns, which=which))
             tables.append(make_table(comparison, f"{title}, {cases}", columns, labels=comparison.classes, which=which))
     return tables
+
+
+def main_tables(comparison: Comparison) -> list[Table]:
+    """What fits a screen: overlap and ACE, then proper scores, both of all classes."""
+    cases = f"all {counted(comparison.cases, 'case')}"
+    over = "" if len(comparison.classes) == 1 else f"{ALL_CLASSES}, "
+    return [make_table(comparison, f"{title}, {over}{cases}", LAYOUTS[title]) for title in MAIN]
 
 
 def make_table(
@@ -136,12 +154,12 @@ def make_table(
     title: str,
     columns: Sequence[Column],
     *,
-    labels: Sequence[str] = ("mean",),
+    labels: Sequence[Label] = (None,),
     which: str = "all",
     floor: bool = True,
 ) -> Table:
     """One row for each class and method. Errors have a second column, their floor, unless that is not wanted."""
-    grouped = tuple(labels) != ("mean",)
+    grouped = tuple(labels) != (None,)
     headings = ["class", "method"] if grouped else ["method"]
     for column in columns:
         headings += [f"{column.heading} {column.arrow}".strip(), *(["floor"] if floor and _has_floor(column) else [])]
@@ -156,7 +174,7 @@ def make_table(
         }
         best = {column: best_value(entries, column) for column, entries in found.items()}
         for i, method in enumerate(comparison.methods):
-            row = [Cell(label if i == 0 else ""), Cell(method)] if grouped else [Cell(method)]
+            row = [Cell((label or ALL_CLASSES) if i == 0 else ""), Cell(method)] if grouped else [Cell(method)]
             for column in columns:
                 row += _cells(found[column][i], column, best[column], floor=floor)
             rows.append(tuple(row))
@@ -164,7 +182,7 @@ def make_table(
 
 
 def _has_floor(column: Column) -> bool:
-    return column.metric in ERRORS
+    return column.metric in ERRORS and column.average != "micro paper"
 
 
 def best_value(entries: Sequence[Entry], column: Column) -> float | None:
@@ -182,22 +200,31 @@ def _cells(entry: Entry, column: Column, best: float | None, *, floor: bool) -> 
     elif entry.average == "macro":
         text = f"{entry.value:.{digits}f}" + ("" if math.isnan(entry.std) else f" ± {entry.std:.{digits}f}")
     else:
-        text = f"{entry.value:.{digits}f} [{entry.low:.{digits}f}, {entry.high:.{digits}f}]"
+        ends = "n/a" if math.isnan(entry.low) else f"{entry.low:.{digits}f}, {entry.high:.{digits}f}"
+        text = f"{entry.value:.{digits}f} [{ends}]"
     if not math.isnan(entry.seed_std):
         text += f" (seeds ± {entry.seed_std:.{digits}f})"
-    change = "" if math.isnan(entry.change) else f"{100 * entry.change:+.1f} %"
-    cells = [Cell(text, entry.stars, best is not None and round(entry.value, digits) == best, change)]
+    cells = [Cell(text, entry.stars, best is not None and round(entry.value, digits) == best, change_text(entry))]
     if floor and _has_floor(column):
         cells.append(Cell("-" if math.isnan(entry.floor) else f"{entry.floor:.{digits}f}"))
     return cells
 
 
+def change_text(entry: Entry) -> str:
+    """The change against the baseline, and that it was not tested where it was not; empty for the baseline."""
+    if math.isnan(entry.change):
+        return ""
+    change = f"{100 * entry.change:+.2f} points" if entry.metric in IN_POINTS else f"{100 * entry.change:+.1f} %"
+    return change + (", n/a" if math.isnan(entry.p) else "")
+
+
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to read the tables."""
     baseline, *others = comparison.methods
-    patients = "" if comparison.patients == comparison.cases else f" of {comparison.patients} patients"
+    patients = "" if comparison.patients == comparison.cases else f" of {counted(comparison.patients, 'patient')}"
+    bins = counted(comparison.bins, "bin")
     found = [
-        f"{comparison.cases} cases{patients}, {comparison.bins} bins. Macro: mean ± standard deviation over cases. "
+        f"{counted(comparison.cases, 'case')}{patients}, {bins}. Macro: mean ± standard deviation over cases. "
         f"Micro: over all voxels, with the {comparison.level:.0%} bootstrap interval over patients; in the paper's "
         "reading a bin's confidence is the mean over cases, pooled it is the mean over voxels."
     ]
@@ -214,10 +241,11 @@ def notes(comparison: Comparison) -> list[str]:
         name = "paired t-test" if comparison.test == "t" else "Wilcoxon signed-rank test"
         correction = ", Holm-corrected" if comparison.correction == "holm" else ""
         found.append(
-            f"* p < 0.05, ** p < 0.01 against {baseline}: {name} over patients for macro, bootstrap over patients for "
-            f"micro averages{correction}. Bold: best."
+            f"* p < 0.05, ** p < 0.01 against {baseline}: {name} over patients for macro, permutation of patients for "
+            f"micro averages{correction}; n/a: not tested, for fewer than {FEWEST_PATIENTS} patients. Changes of DSC "
+            "are in points, others in percent of the baseline. Bold: best."
         )
-    found.append(FLOOR_NOTE)
+    found += [SCORE_NOTE, FLOOR_NOTE]
     found += [
         f"Left out: {case}, which {', '.join(methods)} {'lacks' if len(methods) == 1 else 'lack'}."
         for case, methods in comparison.unmatched.items()
@@ -307,9 +335,12 @@ def to_terminal(table: Table) -> RichTable:
     return shown
 
 
+ENTRY_COLUMNS = tuple("class" if name == "label" else name for name in Entry._fields)
+
+
 def to_csv(comparison: Comparison) -> str:
     """Every entry, one a line."""
-    return csv_text(Entry._fields, comparison.entries)
+    return csv_text(ENTRY_COLUMNS, comparison.entries)
 
 
 def to_json(comparison: Comparison) -> str:
@@ -334,11 +365,11 @@ def latex_document(tables: Iterable[Table], sentences: Iterable[str]) -> str:
     return comments + "\n" + "\n\n".join(map(to_latex, tables)) + "\n"
 
 
-def write_comparison(comparison: Comparison, out: str | os.PathLike[str]) -> list[Path]:
-    """Write comparison.csv (every number), comparison.md and comparison.tex (the tables and their notes)."""
+def write_comparison(comparison: Comparison, out: str | os.PathLike[str], *, remarks: Iterable[str] = ()) -> list[Path]:
+    """Write comparison.csv (every number), comparison.md and comparison.tex (the tables, their notes, the remarks)."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    tables, sentences = comparison_tables(comparison), notes(comparison)
+    tables, sentences = comparison_tables(comparison), [*notes(comparison), *remarks]
     files = {
         "comparison.csv": to_csv(comparison),
         "comparison.md": markdown_document(tables, sentences),

@@ -325,6 +325,7 @@ def test_a_step_that_returns_something_else_is_refused_before_the_training(tmp_p
         ({"activation": "argmax"}, ConfigError, "activation must be one of 'softmax', 'sigmoid', 'none'"),
         ({"activation": "none"}, ConfigError, "background must be given with activation='none'"),
         ({"activation": "softmax", "bins": 5, "binning": Binning(5)}, ConfigError, "give bins or a binning, not both"),
+        ({"activation": "softmax", "class_names": ("bg", "x", "x")}, ConfigError, "'x' came more than once"),
     ],
 )
 def test_options_that_say_too_little_or_too_much_are_refused(options, error, message):

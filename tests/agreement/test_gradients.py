@@ -15,7 +15,7 @@ def labels_of(kind: str) -> torch.Tensor:
     return {
         "map": labels,
         "one-hot": oracle.one_hot(labels, 3),
-        "soft": torch.rand(1, 3, 6, dtype=torch.float64),
+        "soft": torch.rand(1, 3, 6, dtype=torch.float64).softmax(1),
     }[kind]
 
 

@@ -208,6 +208,17 @@ def test_headers_that_contradict_themselves_are_a_note(acdc):
     assert any("other voxel sizes than those stored beside it: 1." in note for note in found.notes)
 
 
+def test_headers_that_leave_the_place_open_are_a_note_or_problems(acdc):
+    path = frame(acdc, "_gt")
+    nibabel.Nifti1Image(np.asarray(nibabel.load(path).dataobj), np.eye(4)).to_filename(path)
+    found = check("acdc", acdc)
+    assert found.problems == ()
+    assert any("leave open whether they lie in one place: patient001_frame01." in note for note in found.notes)
+    (problem,) = check_dataset(open_dataset("acdc", acdc), strict_grid=True).problems
+    assert problem.case == "patient001_frame01"
+    assert "headers must say where the voxels lie" in problem.what
+
+
 @pytest.mark.skipif(not (DATA / "ACDC").is_dir(), reason="SEGCAL_DATA does not hold ACDC")
 def test_the_real_acdc_has_no_problems():
     dataset = open_dataset("acdc", DATA / "ACDC")

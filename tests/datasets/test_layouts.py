@@ -217,6 +217,24 @@ def test_decathlon_json_that_makes_no_sense_is_refused(tmp_path, key, value, sen
         open_dataset("decathlon", root)
 
 
+@pytest.mark.parametrize(
+    ("name", "write", "labels"),
+    [
+        ("decathlon", layouts.write_decathlon, '{"0": "background", "1": "near", "2": "near"}'),
+        ("decathlon", layouts.write_decathlon, '{"1": "background", "2": "far"}'),
+        ("nnunet", layouts.write_nnunet, '{"0": "background", "1": "x", "2": "x", "3": "y"}'),
+        ("nnunet", layouts.write_nnunet, '{"background": 0, "x": 1, "y": 2, "y": 3}'),
+        ("nnunet", layouts.write_nnunet, '{"background": 0, "x": 1, "y": 2, "z": 2}'),
+    ],
+)
+def test_two_classes_of_one_name_or_value_are_refused(tmp_path, name, write, labels):
+    path = write(tmp_path) / "dataset.json"
+    content = json.loads(path.read_text()) | {"labels": "HERE"}
+    path.write_text(json.dumps(content).replace('"HERE"', labels))
+    with pytest.raises((ConfigError, FileError), match="more than once"):
+        open_dataset(name, path.parent)
+
+
 def test_several_tasks_in_a_folder_must_be_chosen_from(tmp_path):
     layouts.write_decathlon(tmp_path)
     (tmp_path / "Task09_Test").rename(tmp_path / "Task01_First")

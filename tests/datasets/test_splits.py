@@ -136,6 +136,12 @@ def test_a_wrong_line_is_refused_with_file_and_line(tmp_path, text, sentence):
         read_split(path, whole)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_side(tmp_path):
+    path = tmp_path / "split.txt"
+    path.write_text("train p0000\ntest p0001\n", encoding="utf-8-sig")
+    assert read_split(path, dataset(2)).train == ("p0000",)
+
+
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.txt must be a split file that can be read"):
         make_split(dataset(4), file=tmp_path / "nowhere.txt")

@@ -78,7 +78,7 @@ def test_names_of_cases_stand_in_a_table_as_they_are(evaluated):
         rows = list(csv.DictReader(file))
     assert {row["case"] for row in rows} == set(IN_FILES)
     assert {row["metric"] for row in rows} >= {"ace", "dice"}
-    assert all(list(row) == ["case", "class", "metric", "value"] and row["value"] for row in rows)
+    assert all(list(row) == ["case", "scope", "class", "metric", "value"] and row["value"] for row in rows)
 
 
 class Elements(HTMLParser):
@@ -139,7 +139,8 @@ def test_predicted_maps_stay_in_their_folder(tmp_path):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     made = files_in(tmp_path) - before
-    assert made == {"out/predictions.json", *(f"out/{name}.nii.gz" for name in IN_FILES)}
+    beside = {"out/predictions.json", "out/segcal-classes.json"}
+    assert made == {*beside, *(f"out/{name}.nii.gz" for name in IN_FILES)}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,9 @@ def test_folders_linked_in_a_circle_end(tmp_path):
     for folder in ("maps", "labels"):
         (tmp_path / folder / "again").symlink_to(tmp_path / folder)
         (tmp_path / folder / "self.nii").symlink_to("self.nii")
-    assert [case.name for case in pair_cases(tmp_path / "maps", tmp_path / "labels").cases] == ["case"]
+    outcome = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out")
+    assert outcome.evaluation.cases == ("case",)
+    assert [failure.case for failure in outcome.failures] == ["self"]  # a link to no file
     root = layouts.write_decathlon(tmp_path / "data")
     (root / "imagesTr" / "again").symlink_to(root)
     (root / "imagesTr" / "self.nii.gz").symlink_to("self.nii.gz")

@@ -10,9 +10,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from segcal import Evaluation, OverlapCounts, ScoreSums
-from segcal.binning import Binning
-from segcal.collect import read_voxels, sums_of
+from segcal import Evaluation, OverlapCounts, ScoreSums, bin_statistics
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +34,10 @@ def make_evaluation():
         for case, c in absent:
             labels[case][labels[case] == c] = 0
         probabilities = (sharpness * logits).softmax(1)
-        voxels = read_voxels(probabilities, labels)
-        stats, sums = sums_of(voxels, binning=Binning(1200), activation="none", classes=True, backend=None)
         return Evaluation(
-            stats,
+            bin_statistics(probabilities, labels, bins=1200),
             OverlapCounts.of_classes(probabilities, labels),
-            ScoreSums.of_class_sums(sums),
+            ScoreSums.of_classes(probabilities, labels),
             None,
             cases=tuple(f"case {i}" for i in range(cases)),
             classes=tuple(classes),

@@ -40,8 +40,8 @@ def test_the_users_settings_do_not_change_the_figures(make_evaluation, tmp_path)
 
 
 def test_the_rule_for_patients_reaches_the_bands(make_evaluation, tmp_path):
-    evaluations = {"m": make_evaluation(classes=("background", "lesion"))}  # of case 0 to case 3
-    for rule, band in ((None, "bootstrap over 4 patients"), ("(case)", "Wilson")):
+    evaluations = {"m": make_evaluation(classes=("background", "lesion"), cases=6)}  # of case 0 to case 5
+    for rule, band in ((None, "bootstrap over 6 patients"), ("(case)", "Wilson")):
         path, *_ = write_figures(evaluations, tmp_path, formats=["svg"], patients=rule)
         assert band in path.read_text()
 

@@ -161,8 +161,7 @@ def check_same_numbers(out: Path, expected, *, tolerance: float, metrics=METRICS
 def test_evaluate_reads_the_maps_and_finds_the_numbers_of_the_run(run, outcome, tmp_path, dtype, tolerance):
     predict(run, tmp_path / "maps", dtype=dtype)
     labels = labels_of(run, "test", tmp_path / "labels")
-    names = ",".join(run.dataset.classes)
-    done = run_cli("evaluate", tmp_path / "maps", labels, "--classes", names, "--out", tmp_path / "out")
+    done = run_cli("evaluate", tmp_path / "maps", labels, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     # One voxel that changes its bin moves ACE and MCE by more than the rounding did.
     metrics = METRICS if dtype == "float32" else ("dice", "ece", "brier", "nll")
@@ -175,9 +174,55 @@ def test_regions_of_maps_and_of_the_run_agree(brats, tmp_path):
     assert len(paths) == 4
     outcome = evaluate_run(run, tmp_path / "direct", side="all")
     labels = labels_of(run, "all", tmp_path / "labels")
-    done = run_cli("evaluate", tmp_path / "maps", labels, "--regions", "brats", "--out", tmp_path / "out")
+    for name, option in (("told", ("--regions", "brats")), ("found", ())):
+        done = run_cli("evaluate", tmp_path / "maps", labels, *option, "--out", tmp_path / name)
+        assert done.exit_code == 0, done.output
+        check_same_numbers(tmp_path / name, outcome.evaluation, tolerance=1e-6)
+    assert run_cli("compare", tmp_path / "direct", tmp_path / "found", "--out", tmp_path / "both").exit_code == 0
+
+
+def test_label_values_that_are_not_in_order_are_told_beside_the_maps(tmp_path):
+    """Values 0, 1, 3 of an nnU-Net dataset are channels 0, 1, 2."""
+    root = layouts.write_nnunet(tmp_path / "data", labels={"background": 0, "liver": 1, "lesion": 3})
+    for path in (root / "labelsTr").iterdir():
+        image = nibabel.load(path)
+        labels = np.asanyarray(image.dataobj)
+        nibabel.save(nibabel.Nifti1Image(np.where(labels == 2, 0, labels), image.affine), path)
+    train(tiny.tiny_config("nnunet", root, epochs=2), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    direct = evaluate_run(run, tmp_path / "direct", side="validation")
+    predict(run, tmp_path / "maps", side="validation")
+    labels = labels_of(run, "validation", tmp_path / "labels")
+    done = run_cli("evaluate", tmp_path / "maps", labels, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    check_same_numbers(tmp_path / "out", outcome.evaluation, tolerance=1e-6)
+    check_same_numbers(tmp_path / "out", direct.evaluation, tolerance=1e-6)
+    assert direct.evaluation.classes == ("background", "liver", "lesion")
+
+
+def test_maps_that_are_calibrated_keep_the_names_of_their_classes(run, tmp_path):
+    predict(run, tmp_path / "maps")
+    Temperature(2.0).save(tmp_path / "c.json")
+    assert (
+        run_cli("calibrate", "apply", tmp_path / "c.json", tmp_path / "maps", "--out", tmp_path / "new").exit_code == 0
+    )
+    labels = labels_of(run, "test", tmp_path / "labels")
+    assert run_cli("evaluate", tmp_path / "new", labels, "--out", tmp_path / "out").exit_code == 0
+    assert {name for _, name, _ in table(tmp_path / "out")} == {*run.dataset.classes[1:], ""}
+
+
+def test_images_are_never_written_over(trained, tmp_path):
+    case = load_run(trained).cases("test")[0]
+    (tmp_path / "images").mkdir()
+    image = shutil.copy(case.images[0], tmp_path / "images" / "new.nii.gz")
+    before = Path(image).read_bytes()
+    done = run_cli("predict", trained, "--images", tmp_path / "images", "--out", tmp_path / "images")
+    assert done.exit_code == 2
+    assert "--out must be another folder than that of the images" in " ".join(done.output.split())
+    assert Path(image).read_bytes() == before
+
+
+def test_regions_are_known_where_the_data_are_gone(brats):
+    assert load_run(brats, with_data=False).dataset.regions == load_run(brats).dataset.regions
 
 
 def test_probabilities_stored_in_16_bits_reach_1_and_no_further(run, tmp_path):
@@ -279,7 +324,7 @@ def test_a_temperature_fitted_on_validation_cases_lowers_their_log_loss(run, tmp
         for i, calibrator in enumerate((None, fitted))
     )
     for evaluation, expected in ((plain, before), (scaled, after)):
-        total = evaluation.scores.log_loss.sum() / evaluation.scores.voxels[:, 0].sum()
+        total = evaluation.joint.log_loss.sum() / evaluation.joint.voxels.sum()
         assert total.item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -333,10 +378,10 @@ def test_the_command_reports_failures_with_code_1(trained, tmp_path):
     done = run_cli("predict", trained, "--data", tmp_path / "data", "--out", tmp_path / "maps")
     assert done.exit_code == 1
     assert f"{bad.name}: FileError: {bad.name}: {bad.images[0].name} must be" in done.stderr
-    assert f"1 maps are in {tmp_path / 'maps'}, 1 cases failed" in done.stderr
+    assert f"1 map is in {tmp_path / 'maps'}, 1 case failed" in done.stderr
     done = run_cli("predict", trained, "--data", tmp_path / "data", "--evaluate", "--out", tmp_path / "evaluation")
     assert done.exit_code == 1
-    assert "1 cases evaluated, 1 failed" in done.stderr
+    assert "1 case evaluated, 1 failed" in done.stderr
 
 
 def test_labels_on_another_grid_than_the_image_fail_by_name(trained, tmp_path):
@@ -446,6 +491,20 @@ def touch(folder: Path, *names: str) -> Path:
 def test_images_in_a_folder_are_cases_by_their_names(tmp_path, channels, files, cases):
     found = image_cases(touch(tmp_path / "images", *files), channels)
     assert {case.name: len(case.images) for case in found} == cases
+
+
+def test_an_image_of_two_axes_fails_by_itself_and_a_slice_of_three_does_not(trained, tmp_path):
+    images, out = tmp_path / "images", tmp_path / "out"
+    images.mkdir()
+    values = np.random.default_rng(0).normal(100, 20, (24, 20)).astype(np.float32)
+    for name, array in {"a": values[..., None].repeat(4, 2), "flat": values, "slice": values[..., None]}.items():
+        nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), images / f"{name}.nii.gz")
+    done = CliRunner().invoke(app, ["predict", str(trained), "--images", str(images), "--out", str(out)])
+    assert done.exit_code == 1, done.output
+    assert "flat: GridError: flat: the image must have three axes; flat.nii.gz has 2." in done.stderr
+    assert "2 maps" in done.stderr
+    assert nibabel.load(out / "a.nii.gz").shape == (24, 20, 4, 4)
+    assert nibabel.load(out / "slice.nii.gz").shape == (24, 20, 1, 4)
 
 
 def test_images_that_lack_a_channel_are_refused(tmp_path):

@@ -48,7 +48,7 @@ def test_predictions_of_a_small_network_on_the_hippocampus(tmp_path):
     assert result.exit_code == 0, result.output
     with (out / "cases.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["class"] for row in rows} == {"Anterior", "Posterior", "top label"}  # from dataset.json
+    assert {row["class"] for row in rows} == {"Anterior", "Posterior", ""}  # from dataset.json
     assert {row["case"] for row in rows} == {name.removesuffix(".nii.gz") for name in names[5:]}
     errors = [float(row["value"]) for row in rows if row["metric"] == "ace"]
     assert len(errors) == 10

@@ -104,6 +104,24 @@ def train_arguments(root, out, **options):
     return ["train", "--dataset", "acdc", "--data-root", root, "--method", "soft-ace", "--out", out, *sets]
 
 
+def test_without_a_gpu_time_and_remedy_come_first_and_preparing_is_shown(root, tmp_path, monkeypatch):
+    monkeypatch.setattr("segcal.study.estimate.cpu_hours", lambda config, dataset: 50.0)
+    told = []
+    monkeypatch.setattr("segcal.cli.learning.say", told.append)
+    done = run_cli(*train_arguments(root, tmp_path / "run"), "--prepared", tmp_path / "prepared")
+    assert done.exit_code == 0, done.output
+    assert told[0].startswith("there is no GPU: the whole training takes roughly 2 d 2 h on this CPU")
+    assert "--preset small" in told[1]
+    (stored,) = (line for line in told if "prepared images" in line)
+    size = sum(path.stat().st_size for path in (tmp_path / "prepared").glob("*.npy"))
+    assert f"take {size / 1e6:.1f} MB in {tmp_path / 'prepared'}" in stored
+    texts = []
+    train(tiny.tiny_config("acdc", root), tmp_path / "other", progress=lambda done, total, text: texts.append(text))
+    prepared = [text for text in texts if text.startswith("preparing image ")]
+    assert prepared == [f"preparing image {i + 1} of {len(prepared)}" for i in range(len(prepared))]
+    assert len(prepared) > 2
+
+
 @pytest.mark.parametrize(
     ("name", "classes"),
     [
@@ -191,7 +209,7 @@ def validation(folder: Path, prepared: Path) -> dict[str, float]:
     alone = Processes(0, 1, torch.device("cpu"))
     found = evaluate_prepared(run.network, run.cases("validation"), store, run.dataset, run.config, alone)
     values = found.foreground().case_values()
-    return {metric: values["mean", metric].nanmean().item() for metric in ("dice", "ace", "ece", "mce")}
+    return {metric: values[None, metric].nanmean().item() for metric in ("dice", "ace", "ece", "mce")}
 
 
 def test_the_best_network_is_that_of_the_epoch_with_the_highest_validation_dice(whole):

@@ -236,13 +236,39 @@ def test_few_voxels_of_a_large_case_stand_for_all_wherever_they_come_from(cases)
     assert box.weights[sure].sum().item() == pytest.approx(truly.sum().item(), rel=1e-6)
 
 
+def test_a_step_has_a_bounded_cost_and_sees_other_voxels_each_time(cases, monkeypatch):
+    calibrator = LocalTemperature(steps=30)
+    unbounded = LocalTemperature(steps=30).fit(cases)
+    seen = []
+    original = LocalTemperature._errors
+
+    def errors(self, batch, network=None, *, learning=False):
+        seen.append([box.logits for box in batch])
+        return original(self, batch, network, learning=learning)
+
+    monkeypatch.setattr(LocalTemperature, "_errors", errors)
+    monkeypatch.setattr(local, "STEP_WORK", 7 * 12**3)
+    shares = []
+    calibrator.fit(cases, progress=shares.append)
+    assert torch.equal(calibrator.transform(cases[0][0]), unbounded.transform(cases[0][0]))  # they are small enough
+    assert shares == [(i + 1) / 30 for i in range(30)]
+    seen.clear()
+    monkeypatch.setattr(local, "STEP_WORK", 7 * 500)
+    bounded = LocalTemperature(steps=150, ace=0).fit(cases)
+    assert max(logits.shape[1] for batch in seen for logits in batch) == 500
+    assert len({float(logits.sum()) for batch in seen[6:-6] for logits in batch}) == 4 * 150  # draws, not one draw
+    logits, labels = too_sure_of_class_one(99)
+    plain = Temperature().fit(cases)
+    assert nll(bounded.transform(logits), labels) < nll(plain.transform(logits), labels)
+
+
 def test_large_cases_are_learned_from_in_boxes_around_doubtful_voxels(monkeypatch):
     logits = torch.zeros(2, 40, 30, 20)
     logits[0] = 20
     logits[:, 33:36, 3:6, 10:12] = 0  # the only doubt
     labels = torch.zeros(40, 30, 20, dtype=torch.uint8)
     whole = local._Box(logits, labels, None)
-    size = local._box_size((40, 30, 20), 1000)
+    size = local.box_size((40, 30, 20), 1000)
     assert math.prod(size) <= 1000
     calibrator = LocalTemperature(box_voxels=1000, dilations=(1,))
     for seed in range(20):

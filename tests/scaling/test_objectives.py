@@ -6,7 +6,7 @@ import oracle
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from truths import drawn, nll, probabilities
+from truths import KINDS, drawn, nll, probabilities
 
 from segcal.errors import ConfigError
 from segcal.scaling import Temperature, make_calibrator
@@ -26,6 +26,19 @@ def error(objective, activation, cases):
             _, confidence, label = oracle.bin_sums(p, y, **SOFT)
             errors.append((confidence - label).abs().sum(-1).mean() / logits.shape[1])
     return float(torch.stack(errors).mean())
+
+
+@pytest.mark.parametrize(("method", "activation"), KINDS)
+def test_the_likelihood_that_a_report_names_is_the_one_of_its_numbers(method, activation):
+    """Binary where each class stands against the rest, by scipy; that of the true class otherwise."""
+    logits, labels = drawn(activation, voxels=600)
+    report = make_calibrator(method, activation=activation).fit([(logits, labels)]).report
+    apart = activation == "sigmoid" or method in ("platt", "beta", "isotonic", "histogram")
+    assert report.objective == ("binary nll" if apart else "nll")
+    odds = logits if activation == "sigmoid" else torch.logit(logits.softmax(0))
+    truth = oracle.one_hot(labels[None], len(logits))[0] if labels.ndim == 1 else labels
+    expected = nll(odds, truth, "sigmoid") if apart else nll(logits, labels)
+    assert report.before == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["ace", "ece"])

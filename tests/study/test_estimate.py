@@ -20,6 +20,7 @@ from segcal.study.estimate import (
     WINDOWS,
     Cost,
     count_windows,
+    cpu_hours,
     describe_plan,
     estimate,
     forward_flop,
@@ -214,3 +215,13 @@ def test_with_data_the_name_is_that_of_the_folder(tmp_path):
         f"AMOS_22-{name}-seed0" for name in ("dice-ce", "ce", "hard-ace", "soft-ace")
     ]
     assert [row.steps for row in rows[:4]] == [6 * 600] * 4  # twelve frames of six patients
+
+
+def test_a_training_on_a_cpu_takes_its_steps_times_what_one_takes(tmp_path, monkeypatch):
+    run = planned(tmp_path, "training.batch_size=2")
+    clock = iter(range(0, 1000, 6))  # every look at it is 6 s later, so that a step on one patch takes 6 s
+    monkeypatch.setattr("segcal.study.estimate.time.perf_counter", lambda: next(clock))
+    cost = estimate(run)
+    windows = cost.inference_pflop / (forward_flop(run.config, run.opened, run.config.data.inference_patch) / 1e15)
+    inference = windows * math.prod(run.config.data.inference_patch) / (16 * 8 * 4) / 3  # a third of a step, by voxels
+    assert cpu_hours(run.config, run.opened) == pytest.approx(6 * (2 * cost.steps + inference) / 3600, rel=1e-6)

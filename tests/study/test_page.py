@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
+from math import nan
 from types import SimpleNamespace
 
 import nibabel
@@ -24,6 +25,7 @@ from segcal.study.page import build_page, key_results, lead_sentence
 from segcal.study.plan import make_plan, read_study
 from segcal.study.summary import collect, relative_changes, study_tables
 from segcal.study.work import DONE, SIDES, Workshop
+from segcal.tables import Column
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 STUDY = f"""
@@ -209,10 +211,73 @@ def test_the_summary_tells_what_methods_change(page, results):
     mean = relative_changes(results.datasets)["mean of datasets"]["soft-ace"]
     assert list(keys[0].changes.values()) == mean
     text = Markup(page).text
-    assert f"soft-ace macro-ACE, % {mean[1]:+.1f} micro-ACE, % {mean[2]:+.1f} DSC, points {mean[0]:+.2f}" in text
+    told = list(keys[0].tested.values())
+    shown = zip((f"macro-ACE, % {mean[1]:+.1f}", f"micro-ACE, % {mean[2]:+.1f}", f"DSC, points {mean[0]:+.2f}"), told,
+                strict=True)  # fmt: skip
+    assert "soft-ace " + " ".join(" ".join(pair) for pair in shown) in text
     assert lead_sentence(results) in text
     assert f"soft-ace lowers macro-ACE the most: by {-mean[1]:.1f} % against dice-ce, averaged over 2 datasets" in text
     assert "with dsc >= baseline - 0.02 on validation cases, soft-ace has the lowest macro-ACE there" in text
+
+
+def test_failed_cases_and_notes_are_in_the_notes(results, shop, drawn, tmp_path):
+    provenance = {
+        "failures": [{"case": HOSTILE, "kind": "GridError", "message": "is off."}],
+        "notes": [{"kind": "hard", "message": "Decisions, not probabilities."}],
+    }
+    first, *others = results.datasets
+    test = {method: [replace(each, provenance=provenance) for each in seeds] for method, seeds in first.test.items()}
+    changed = replace(results, datasets=(replace(first, test=test), *others))
+    text = Markup(build_page(changed, shop, drawn, tmp_path / "report.html")).text
+    for method in first.methods:
+        assert f"Two parts, {method}: 1 of {CASES + 1} cases failed and count nowhere: {HOSTILE} (GridError: is" in text
+        assert text.count(f"Two parts, {method}: Decisions, not probabilities.") == 1
+
+
+def with_p(results, **p):
+    """The results with these p-values of soft-ace, by dataset."""
+
+    def changed(found):
+        value = p[found.name.split()[0]]
+        stars = "*" if value < 0.05 else ""
+        entries = [each._replace(p=value, stars=stars) if each.method == "soft-ace" else each
+                   for each in found.comparison.entries]  # fmt: skip
+        return replace(found, comparison=replace(found.comparison, entries=tuple(entries)))
+
+    return replace(results, datasets=tuple(changed(found) for found in results.datasets))
+
+
+@pytest.mark.parametrize(
+    ("p", "told"),
+    [
+        ({"Two": 0.3, "BraTS": 0.2}, "(significant on 0 of 2 datasets)"),
+        ({"Two": 0.01, "BraTS": 0.2}, "(significant on 1 of 2 datasets)"),
+        ({"Two": 0.01, "BraTS": nan}, "(significant on 1 of 2 datasets; on 1 not tested, n/a: fewer than 5 patients)"),
+        ({"Two": nan, "BraTS": nan}, "(not tested, n/a: fewer than 5 patients)"),
+    ],
+)
+def test_the_first_sentence_says_on_how_many_datasets_a_change_is_significant(results, p, told):
+    sentence = lead_sentence(with_p(results, **p))
+    assert f"averaged over 2 datasets {told}; it lowers micro-ACE" in sentence
+    assert sentence.count(told) == 3
+
+
+@pytest.mark.parametrize(
+    ("p", "told", "stars"),
+    [
+        (0.2, "(not significant, p = 0.200)", ""),
+        (0.02, "(significant, p = 0.020)", "*"),
+        (1e-9, "(significant, p < 0.001)", "*"),
+        (nan, "(not tested, n/a: fewer than 5 patients)", ""),
+    ],
+)
+def test_the_first_sentence_says_what_the_test_found_as_the_table_does(results, p, told, stars):
+    one = with_p(replace(results, datasets=results.datasets[:1]), Two=p)
+    sentence = lead_sentence(one)
+    assert f"% against dice-ce {told}; it" in sentence
+    row = next(row for row in summary.change_table(one.datasets).rows if row[1].text == "soft-ace")
+    assert {cell.stars for cell in row[2:]} == {stars}
+    assert key_results(one)[0].tested[Column("ace", "macro")] == told[1:-1]
 
 
 def test_the_page_has_figures_runs_settings_and_notes(page, results, shop, drawn):

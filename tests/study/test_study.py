@@ -21,6 +21,7 @@ from segcal.datasets import make_phantom
 from segcal.study import make_plan, open_study, read_study
 from segcal.study.figures import Drawn
 from segcal.study.overview import overview
+from segcal.study.work import CROSS_FITTED
 
 METHODS = ["dice-ce", "ce", "dice-ce + temperature", "hard-ace", "soft-ace"]
 REDUCED = ["--set", "training.epochs=2", "--set", "training.validate_every=2"]
@@ -91,7 +92,7 @@ def test_every_number_of_the_tables_follows_from_the_files_of_cases(whole):
     classes = ("organ", "core", "vessel")
 
     def column(method: str, metric: str, label: str) -> np.ndarray:
-        if label != "mean":
+        if label:
             return np.array([values[method][metric, label][case] for case in cases])
         return np.nanmean([column(method, metric, name) for name in classes], 0)
 
@@ -99,15 +100,16 @@ def test_every_number_of_the_tables_follows_from_the_files_of_cases(whole):
     for row in rows_of(out / "results" / "results.csv"):
         if row["average"] != "macro" or row["cases"] != "all" or row["metric"] not in ("dice", "ace", "ece", "mce"):
             continue
-        own, base = (column(name, row["metric"], row["class"] if "class" in row else row["label"])
-                     for name in (row["method"], "dice-ce"))  # fmt: skip
+        own, base = (column(name, row["metric"], row["class"]) for name in (row["method"], "dice-ce"))
         known = own[~np.isnan(own)]
         assert float(row["value"]) == pytest.approx(known.mean(), abs=1e-12)
         assert float(row["std"]) == pytest.approx(known.std(ddof=1), abs=1e-12)
         if row["method"] == "dice-ce":
             continue
         both = ~np.isnan(own) & ~np.isnan(base)
-        assert float(row["change"]) == pytest.approx(known.mean() / np.nanmean(base) - 1, abs=1e-9)
+        mean, before = known.mean(), np.nanmean(base)
+        change = mean - before if row["metric"] == "dice" else mean / before - 1
+        assert float(row["change"]) == pytest.approx(change, abs=1e-9)
         if (own[both] != base[both]).any():
             assert float(row["p_t"]) == pytest.approx(scipy.stats.ttest_rel(own[both], base[both]).pvalue, rel=1e-6)
             wilcoxon = scipy.stats.wilcoxon(own[both], base[both]).pvalue
@@ -116,7 +118,7 @@ def test_every_number_of_the_tables_follows_from_the_files_of_cases(whole):
     assert checked == 4 * 4 * 4  # methods beside the baseline, metrics, classes and their mean
     text = (out / "results" / "results.md").read_text(encoding="utf-8")
     for method in METHODS:
-        dice, ace = column(method, "dice", "mean"), column(method, "ace", "mean")
+        dice, ace = column(method, "dice", ""), column(method, "ace", "")
         assert f"{dice.mean():.3f} ± {dice.std(ddof=1):.3f}" in text
         assert f"{ace.mean():.3f} ± {ace.std(ddof=1):.3f}" in text
 
@@ -193,7 +195,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again_by_the_next_command(
     def fail(run, *_):
         tried.append(run.config.method)
         if run.config.method != "ce":
-            return {"fittings": [fitting.folder for fitting in run.fittings]}
+            return {"fittings": [fitting.folder for fitting in run.fittings], "validation": CROSS_FITTED}
         raise MemoryError("no room")
 
     monkeypatch.setattr("segcal.study.work.execute", fail)
@@ -221,7 +223,7 @@ def test_workers_share_the_runs(root, tmp_path):
         "    folder.mkdir(parents=True, exist_ok=True)\n"
         "    with (folder / 'by.txt').open('a') as file: file.write(f'{os.getpid()}\\n')\n"
         "    for i in range(10): time.sleep(0.05); tell('training', i, 10)\n"
-        "    return {'fittings': [f.folder for f in run.fittings]}\n"
+        "    return {'fittings': [f.folder for f in run.fittings], 'validation': work.CROSS_FITTED}\n"
         "work.execute = execute\n"
         "from segcal.cli import app\n"
         "app(['study', *sys.argv[1:], '--worker'])\n"
@@ -293,7 +295,7 @@ def test_the_overview_counts_and_foretells(root, tmp_path):
         make_plan(read_study("phantom", changes=["training.epochs=1"]), tmp_path, data=[f"phantom={root}"]).runs
     )
     (shop.runs / names[0]).mkdir(parents=True)
-    done = {"fittings": ["calibrated/temperature"], "seconds": 100.0}
+    done = {"fittings": ["calibrated/temperature"], "validation": CROSS_FITTED, "seconds": 100.0}
     (shop.runs / names[0] / "done.json").write_text(json.dumps(done))
     with shop.claims.take(names[1]) as claim:  # type: ignore[union-attr]
         claim.tell(stage="training", share=0.5, seconds=50.0)

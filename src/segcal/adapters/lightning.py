@@ -28,7 +28,7 @@ from segcal.binning import Binning
 from segcal.collect import bin_statistics
 from segcal.diagrams import reliability
 from segcal.distributed import Processes
-from segcal.errors import ConfigError, LabelError, ShapeError, one_of
+from segcal.errors import ConfigError, LabelError, ShapeError, distinct, one_of
 from segcal.losses import Activation
 from segcal.metrics import ERRORS
 from segcal.plots.reliability import reliability_grid
@@ -83,6 +83,7 @@ class CalibrationMonitor(Callback):
         self.activation, self.ignore_index, self.read = activation, ignore_index, read
         self.binning = binning or Binning(20 if bins is None else bins)
         self.class_names = None if class_names is None else tuple(class_names)
+        distinct("class_names", self.class_names or ())
         self.first_class = int(activation == "softmax" if background is None else not background)
         self.loader, self.prefix, self.diagram_every = loader, prefix, diagram_every
         self._batches: list[_Batch] = []

@@ -6,7 +6,11 @@ from typing import Annotated
 
 import typer
 
+from segcal.cli.orderly import Verbs
+
 app = typer.Typer(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

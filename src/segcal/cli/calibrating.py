@@ -8,28 +8,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcal.cli import app
-from segcal.cli.measuring import Classes, Ignore, Regions, Sigmoid
-from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_tables, show_unpaired
+from segcal.cli.measuring import Classes, Ignore, Regions, Sigmoid, StrictGrid
+from segcal.cli.orderly import Verb, Verbs
+from segcal.cli.shown import (
+    print_json,
+    progress_bar,
+    refusing,
+    say,
+    say_maps,
+    show_failures,
+    show_notes,
+    show_tables,
+    show_unpaired,
+)
+from segcal.words import counted
 
 if TYPE_CHECKING:
     from segcal.calibration import Fitted
 
-calibrate = typer.Typer(help="Fit a calibrator to predictions and labels; apply it to other predictions.")
+calibrate = typer.Typer(cls=Verbs, help="Fit a calibrator to predictions and labels; apply it to other predictions.")
 app.add_typer(calibrate, name="calibrate")
 
 Logits = Annotated[bool, typer.Option("--logits", help="The maps hold logits; otherwise probabilities.")]
 
 
-@calibrate.command()
+@calibrate.command(cls=Verb)
 def methods() -> None:
     """List the methods, and what each does."""
     from segcal.scaling import CALIBRATORS
 
     for name, kind in CALIBRATORS.items():
-        print(f"{name}: {(kind.__doc__ or '').strip().splitlines()[0]}")
+        print(f"{name}: {kind.summary}")
 
 
-@calibrate.command()
+@calibrate.command(cls=Verb)
 def fit(
     predictions: Annotated[Path, typer.Argument(help="Folder of maps of cases that the network was not trained on.")],
     labels: Annotated[Path, typer.Argument(help="Folder of label maps.")],
@@ -40,6 +52,7 @@ def fit(
     regions: Regions = None,
     ignore: Ignore = None,
     classes: Classes = None,
+    strict_grid: StrictGrid = False,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Of the method, as objective=ace or voxels=1000000."),
@@ -55,7 +68,7 @@ def fit(
     report: Annotated[
         Path | None, typer.Option(help="Also write this page, as report.html, on before and after.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the division into folds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the division into folds.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON instead of tables.")] = False,
 ) -> None:
     """Fit a calibrator, and show on held-out cases what it does: tables, tests, and a diagram beside the file."""
@@ -65,12 +78,13 @@ def fit(
         with progress_bar("steps") as advance:
             fitted = fit_calibrator(
                 predictions, labels, out, method=method, settings=_settings(setting or ()), logits=logits,
-                sigmoid=sigmoid, regions=regions, classes=classes, ignore=ignore, bins=bins, folds=folds,
-                patients=patients, seed=seed, progress=advance,
+                sigmoid=sigmoid, regions=regions, classes=classes, ignore=ignore, strict_grid=strict_grid,
+                bins=bins, folds=folds, patients=patients, seed=seed, progress=advance, say=say,
             )  # fmt: skip
     with refusing(stopped=f"The calibrator is {out}."):
         show_unpaired(fitted.pairing)
         show_failures(fitted.failures)
+        show_notes(fitted.notes)
         _show(fitted, out, patients=patients, report=report, as_json=as_json)
     if fitted.failures:
         raise typer.Exit(1)
@@ -78,11 +92,11 @@ def fit(
 
 def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | None, as_json: bool) -> None:
     from segcal.calibrated import LEAST
-    from segcal.calibration import reliability_before_and_after
+    from segcal.calibration import picture_beside, reliability_before_and_after, same_decisions
     from segcal.comparison import compare
     from segcal.plots import save_figure
     from segcal.report import build_report
-    from segcal.tables import LAYOUTS, make_table, notes, to_json
+    from segcal.tables import ALL_CLASSES, LAYOUTS, make_table, notes, to_json
 
     calibrator = fitted.calibrator
     taken = "logits" if calibrator.inputs == "logits" else f"probabilities, by their logarithm, clipped at {LEAST:g}"
@@ -91,18 +105,18 @@ def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | Non
         evaluations = {"before": fitted.before, "calibrated": fitted.after}
         comparison = compare(evaluations, patients=patients)
         if as_json:
-            print(to_json(comparison))
+            print_json(to_json(comparison))
         else:
-            cases = f"{comparison.cases} held-out cases, {fitted.folds} folds"
+            cases = f"{counted(comparison.cases, 'held-out case')}, {counted(fitted.folds, 'fold')}"
             tables = [
-                make_table(comparison, f"{title}, mean over classes, {cases}", columns)
+                make_table(comparison, f"{title}, {ALL_CLASSES}, {cases}", columns)
                 for title, columns in LAYOUTS.items()
             ]
             show_tables(tables, notes(comparison))
         before, after = (comparison.find(name, metric="dice").value for name in evaluations)
-        unchanged = "no decision changes" if calibrator.keeps_decisions else "decisions may change"
-        say(f"DSC {before:.6f} before, {after:.6f} calibrated: {unchanged}")
-        picture = out.with_suffix(".png")
+        changed = "no decision changed" if same_decisions(fitted.before, fitted.after) else "decisions changed"
+        say(f"DSC {before:.6f} before, {after:.6f} calibrated: {changed}")
+        picture = picture_beside(out)
         save_figure(reliability_before_and_after(fitted.before, fitted.after, patients=patients), picture)
         say(f"reliability before and calibrated: {picture}")
         if report is not None:
@@ -119,9 +133,10 @@ def _show_fit(fitted: Fitted) -> None:
     if found is None:
         return
     value = getattr(fitted.calibrator, "temperature", None)
+    passes = counted(found.passes, "pass", "passes")
     say(
-        f"{fitted.calibrator.method}{'' if value is None else f' {value:.4f}'} from {found.cases} cases and "
-        f"{found.voxels:,} voxels in {found.passes} passes: {found.objective} {found.before:.6f} to {found.after:.6f}"
+        f"{fitted.calibrator.method}{'' if value is None else f' {value:.4f}'} from {counted(found.cases, 'case')} and "
+        f"{found.voxels:,} voxels in {passes}: {found.objective} {found.before:.6f} to {found.after:.6f}"
         + (f", gradient {found.gradient:.1e}" if found.gradient == found.gradient else "")
     )
     if found.sampled is not None:
@@ -150,7 +165,7 @@ def _settings(pairs: list[str] | tuple[()]) -> dict[str, Any]:
     return settings
 
 
-@calibrate.command()
+@calibrate.command(cls=Verb)
 def apply(
     calibrator: Annotated[Path, typer.Argument(help="A calibrator that `calibrate fit` wrote.")],
     predictions: Annotated[Path, typer.Argument(help="Folder of maps (or one file).")],
@@ -169,6 +184,6 @@ def apply(
         with progress_bar("cases") as advance:
             applied = apply_calibrator(calibrator, predictions, out, logits=logits, nifti=nifti, progress=advance)
     show_failures(applied.failures)
-    say(f"{len(applied.paths)} maps are in {out}, {len(applied.failures)} cases failed")
+    say_maps(applied, out)
     if applied.failures:
         raise typer.Exit(1)

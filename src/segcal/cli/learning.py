@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal.cli import app
-from segcal.cli.measuring import Dask, dask_cluster
-from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_tables
+from segcal.cli.measuring import Dask, StrictGrid, dask_cluster
+from segcal.cli.orderly import Verb, Verbs
+from segcal.cli.shown import print_json, progress_bar, refusing, say, say_maps, show_failures, show_tables
+from segcal.words import counted
 
 if TYPE_CHECKING:
+    from segcal.config import RunConfig
     from segcal.datasets import Check
 
-datasets = typer.Typer(help="List the datasets that segcal knows; check and split a download.")
+SHORT_H = 0.25  # of a training; for longer ones there is a remedy
+
+datasets = typer.Typer(cls=Verbs, help="List the datasets that segcal knows; check and split a download.")
 app.add_typer(datasets, name="datasets")
 
 
@@ -33,23 +38,24 @@ def list_datasets(context: typer.Context) -> None:
             print(f"  regions  {', '.join(row.regions)}")
 
 
-@datasets.command()
+@datasets.command(cls=Verb)
 def check(
     name: Annotated[str, typer.Argument(help="A dataset that `segcal datasets` lists.")],
     root: Annotated[Path, typer.Argument(help="Folder of the download.")],
+    strict_grid: StrictGrid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Verify a download: counts, pairs, shapes, label values, spacing, missing classes. Exit code 1 with problems."""
     from segcal.datasets import check_dataset, open_dataset
 
     with refusing(), progress_bar("files") as advance:
-        found = check_dataset(open_dataset(name, root), progress=advance)
+        found = check_dataset(open_dataset(name, root), strict_grid=strict_grid, progress=advance)
     if as_json:
         content = {"problems": [problem._asdict() for problem in found.problems], "notes": list(found.notes)}
-        print(json.dumps(content | dict(found.facts()) | {"missing": found.missing}, indent=2, ensure_ascii=False))
+        print_json(json.dumps(content | dict(found.facts()) | {"missing": found.missing}, indent=2, ensure_ascii=False))
     else:
         _print_check(found)
-    say(f"{len(found.problems)} problems, {len(found.notes)} notes")
+    say(f"{counted(len(found.problems), 'problem')}, {counted(len(found.notes), 'note')}")
     if found.problems:
         raise typer.Exit(1)
 
@@ -64,12 +70,12 @@ def _print_check(found: Check) -> None:
     show_tables([table], [*notes, *(f"{problem.case}: {problem.what}" for problem in found.problems)])
 
 
-@datasets.command()
+@datasets.command(cls=Verb)
 def split(
     name: Annotated[str, typer.Argument(help="A dataset that `segcal datasets` lists.")],
     root: Annotated[Path, typer.Argument(help="Folder of the download.")],
     out: Annotated[Path, typer.Option("--out", help="Text file to write: a line for each case.")],
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
 ) -> None:
     """Write the paper's split, by patient, as a text file that training takes as data.split."""
     from segcal.datasets import make_split, open_dataset, write_split
@@ -79,10 +85,11 @@ def split(
         write_split(found, out)
     if found.note:
         say(found.note)
-    say(f"{len(found.train)} cases to train, {len(found.validation)} to validate, {len(found.test)} to test: {out}")
+    numbers = f"{counted(len(found.train), 'case')} to train, {len(found.validation)} to validate"
+    say(f"{numbers}, {len(found.test)} to test: {out}")
 
 
-@app.command()
+@app.command(cls=Verb)
 def train(
     out: Annotated[Path, typer.Option("--out", help="Folder of the run; started again, it goes on there.")],
     config: Annotated[Path | None, typer.Option(help="A run's .toml file.")] = None,
@@ -106,12 +113,30 @@ def train(
         if os.environ.get("RANK", "0") != "0":
             run_training(made, out, prepared=prepared)
             return
+        _say_cpu_time(made, preset)
         with progress_bar("epochs") as advance:
             done = run_training(made, out, prepared=prepared, progress=advance, say=say)
     say(f"best validation DSC {done.best_dice:.4f} in epoch {done.best_epoch} of {done.epochs}: {done.folder}")
 
 
-@app.command()
+def _say_cpu_time(config: RunConfig, preset: str) -> None:
+    """Where there is no GPU, about how long it takes, and what would be faster."""
+    import torch
+
+    from segcal.datasets import open_dataset
+    from segcal.scaling.cost import duration
+    from segcal.study.estimate import cpu_hours
+
+    if torch.cuda.is_available():
+        return
+    hours = cpu_hours(config, open_dataset(config.data.dataset, config.data.root))
+    about = "a time that cannot be told" if hours != hours else f"roughly {duration(3600 * hours)}"
+    say(f"there is no GPU: the whole training takes {about} on this CPU, by a short trial of its speed")
+    if preset != "small" and not hours < SHORT_H:
+        say("--preset small trains a network for two CPU cores instead")
+
+
+@app.command(cls=Verb)
 def predict(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for maps, or for the results of --evaluate.")],
@@ -162,12 +187,12 @@ def predict(
         show_outcome(outcome, out)
     else:
         show_failures(predicted.failures)
-        say(f"{len(predicted.paths)} maps are in {out}, {len(predicted.failures)} cases failed")
+        say_maps(predicted, out)
         if predicted.failures:
             raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Verb)
 def export_bundle(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the bundle: a new or an empty one.")],
@@ -188,7 +213,7 @@ def export_bundle(
     say(f"the bundle is {made}; {made / 'docs' / 'README.md'} has the command that runs it")
 
 
-@app.command()
+@app.command(cls=Verb)
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for everything; started again, it goes on there.")] = Path(
         "segcal-demo"
@@ -204,16 +229,17 @@ def demo(
         from segcal import demo as job
         from segcal.cli.studying import watching
         from segcal.study import do_runs
-        from segcal.tables import LAYOUTS, make_table, notes, to_json
+        from segcal.tables import ALL_CLASSES, LAYOUTS, make_table, notes, to_json
 
         shop = job.open_demo(out, dataset=dataset, epochs=epochs, seed=seed)
         with watching(shop) as tell:
             do_runs(shop, say=tell)
         result = job.report_demo(shop)
     if as_json:
-        print(to_json(result.comparison))
+        print_json(to_json(result.comparison))
     else:
         title, columns = next(iter(LAYOUTS.items()))
-        table = make_table(result.comparison, f"{title}, mean over classes, {result.comparison.cases} cases", columns)
+        cases = counted(result.comparison.cases, "case")
+        table = make_table(result.comparison, f"{title}, {ALL_CLASSES}, {cases}", columns)
         show_tables([table], notes(result.comparison))
     say(f"temperature {result.temperature:.3f}; tables and runs are in {out}; the report is {result.report}")

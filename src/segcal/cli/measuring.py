@@ -8,12 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal.cli import app
-from segcal.cli.shown import progress_bar, refusing, say, show_failures, show_tables, show_unpaired
+from segcal.cli.orderly import Verb
+from segcal.cli.shown import (
+    print_json,
+    progress_bar,
+    refusing,
+    say,
+    show_failures,
+    show_notes,
+    show_tables,
+    show_unpaired,
+)
+from segcal.words import counted
 
 if TYPE_CHECKING:
     from segcal.adapters.dask import DaskCluster
+    from segcal.comparison import Comparison
+    from segcal.evaluation import Evaluation
     from segcal.results import Outcome
 
+COMPARISON = ("comparison.csv", "comparison.md", "comparison.tex")
+SLICE = ", slice of the largest disagreement"
+MOST_LEFT_OUT = 3  # cases that a screen names one by one
 
 Evaluations = Annotated[
     list[str],
@@ -28,11 +44,24 @@ Holm = Annotated[bool, typer.Option("--holm", help="Correct for several methods 
 
 
 Regions = Annotated[
-    str | None, typer.Option(help="Unions of classes: brats, kits, a .toml file or nnU-Net's dataset.json.")
+    str | None,
+    typer.Option(
+        help="Unions of classes: brats, kits, a .toml file or nnU-Net's dataset.json. A .toml file with values alone, "
+        "as values = [0, 1, 2, 4], tells the label value of each channel."
+    ),
 ]
 Sigmoid = Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")]
 Ignore = Annotated[int | None, typer.Option(help="Leave out voxels with this label, as 255.")]
-Classes = Annotated[str | None, typer.Option(help="Names: a,b,c from label 0 on, a dataset.json or a .toml file.")]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        help="Names: a,b,c, one for every label from 0 on, so that the background comes first (of a single channel: "
+        "background,a); a dataset.json or a .toml file. With --regions, names are those of the regions."
+    ),
+]
+StrictGrid = Annotated[
+    bool, typer.Option("--strict-grid", help="Refuse cases whose headers leave open where the voxels lie.")
+]
 Dask = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Spread the cases over this Dask cluster, as tcp://HOST:8786.")
 ]
@@ -47,7 +76,7 @@ def dask_cluster(address: str | None) -> DaskCluster | None:
     return DaskCluster(address)
 
 
-@app.command()
+@app.command(cls=Verb)
 def evaluate(
     predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
     labels: Annotated[Path, typer.Argument(help="Folder of label maps (or one file).")],
@@ -64,6 +93,7 @@ def evaluate(
     sigmoid: Sigmoid = False,
     ignore: Ignore = None,
     classes: Classes = None,
+    strict_grid: StrictGrid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")] = False,
 ) -> None:
     """Measure calibration and overlap of every case: ECE, ACE, MCE, Brier, NLL and Dice, macro and micro."""
@@ -83,6 +113,7 @@ def evaluate(
             sigmoid=sigmoid,
             ignore=ignore,
             calibrator=calibrator,
+            strict_grid=strict_grid,
             workers=workers,
             spread=dask_cluster(dask),
             progress=advance,
@@ -92,22 +123,34 @@ def evaluate(
 
 def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_json: bool = False) -> None:
     """Print what an evaluation found and what failed; exit code 1 where something did."""
-    from segcal.tables import summary_table
-
     show_unpaired(outcome.pairing)
     show_failures(outcome.failures)
+    show_notes(outcome.notes)
     if outcome.evaluation is not None:
         if as_json:
-            print((out / "summary.json").read_text(encoding="utf-8"))
+            print_json((out / "summary.json").read_text(encoding="utf-8"))
         else:
-            show_tables([summary_table(outcome.evaluation if background else outcome.evaluation.foreground())], ())
+            _show_summary(outcome.evaluation if background else outcome.evaluation.foreground())
     number = len(outcome.evaluation.cases) if outcome.evaluation is not None else 0
-    say(f"{number} cases evaluated, {len(outcome.failures)} failed; results are in {out}")
+    say(f"{counted(number, 'case')} evaluated, {len(outcome.failures)} failed; results are in {out}")
     if outcome.failures:
         raise typer.Exit(1)
 
 
-@app.command()
+def _show_summary(evaluation: Evaluation) -> None:
+    """The summary, and how much of its ACE chance alone would show."""
+    from segcal.comparison import floors
+    from segcal.tables import ALL_CLASSES, FLOOR_NOTE, SCORE_NOTE, summary_table
+
+    several = len(evaluation.classes) > 1
+    labels = (*evaluation.classes, None) if several else evaluation.classes
+    found = floors(evaluation)
+    by_label = ", ".join(f"{label or ALL_CLASSES} {found['macro', label, 'ace']:.4f}" for label in labels)
+    notes = [f"Floor of the macro-ACE: {by_label}.", FLOOR_NOTE]
+    show_tables([summary_table(evaluation)], [SCORE_NOTE, *notes] if several else notes)
+
+
+@app.command(cls=Verb)
 def compare(
     evaluations: Evaluations,
     out: Annotated[Path, typer.Option("--out", help="Folder for comparison.csv, .md and .tex, and for figures.")],
@@ -118,16 +161,17 @@ def compare(
     background: Annotated[bool, typer.Option("--background", help="Compare the background class, too.")] = False,
     level: Annotated[float, typer.Option(help="Of the confidence intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(min=1, help="Draws of the bootstrap.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap and of the floor.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap and of the floor.")] = 0,
     figures: Annotated[str, typer.Option(help="Formats of figures, as png,svg,pdf; empty: none.")] = "",
+    full: Annotated[bool, typer.Option("--full", help="Print all tables, as the files have them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON instead of tables.")] = False,
 ) -> None:
     """Compare methods on the same cases: means, changes, intervals over patients, paired tests, the floor of chance."""
-
     import segcal
     from segcal.evaluation import read_evaluations
-    from segcal.files import make_folder
-    from segcal.tables import comparison_tables, notes, to_json, write_comparison
+    from segcal.files import make_folder, replacing
+    from segcal.remarks import remarks
+    from segcal.tables import to_json, write_comparison
 
     with refusing():
         found = read_evaluations(evaluations)
@@ -143,19 +187,38 @@ def compare(
             resamples=resamples,
             seed=seed,
         )
-        written = write_comparison(comparison, out)
-        if figures:
-            from segcal.plots import write_figures
+        told = remarks(found)
+        with replacing(out, COMPARISON) as new:
+            written = write_comparison(comparison, new, remarks=told)
+            if figures:
+                from segcal.plots import write_figures
 
-            written += write_figures(found, out, formats=tuple(figures.split(",")), patients=patients)
+                written += write_figures(found, new, formats=tuple(figures.split(",")), patients=patients)
     if as_json:
-        print(to_json(comparison))
+        print_json(to_json(comparison))
     else:
-        show_tables(comparison_tables(comparison), notes(comparison))
+        _show_comparison(comparison, told, full=full)
     say(f"wrote {', '.join(path.name for path in written)} in {out}")
 
 
-@app.command()
+def _show_comparison(comparison: Comparison, remarks: list[str], *, full: bool) -> None:
+    """What fits a screen, or all tables."""
+    from dataclasses import replace
+
+    from segcal.tables import comparison_tables, main_tables, notes
+
+    if full:
+        show_tables(comparison_tables(comparison), [*notes(comparison), *remarks])
+        return
+    few = dict(list(comparison.unmatched.items())[:MOST_LEFT_OUT])
+    more = len(comparison.unmatched) - len(few)
+    show_tables(main_tables(comparison), [*notes(replace(comparison, unmatched=few)), *remarks])
+    if more:
+        say(f"{counted(more, 'more case')} left out, which comparison.md names.")
+    say("These are of all classes; comparison.md has every table, and --full prints them.")
+
+
+@app.command(cls=Verb)
 def report(
     evaluations: Evaluations,
     out: Annotated[Path, typer.Option("--out", help="The page to write, as report.html.")],
@@ -169,7 +232,7 @@ def report(
     labels: Annotated[Path | None, typer.Option(help="Folder of label maps, for the same.")] = None,
     images: Annotated[Path | None, typer.Option(help="Folder of images, to show the maps upon.")] = None,
     worst: Annotated[int, typer.Option(min=1, help="How many cases to show maps of.")] = 10,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap and of the floor.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap and of the floor.")] = 0,
 ) -> None:
     """Write one HTML page that needs nothing else: reading, tables, diagrams, every case, where it all came from."""
     with refusing():
@@ -190,7 +253,7 @@ def report(
 
             folders = dict(zip(found, predictions, strict=True))
             maps = [
-                ReportMap(drawn.case, f"{drawn.class_name}: worst by Dice, slice of the largest disagreement", png)
+                ReportMap(drawn.case, f"{drawn.class_name}: worst by Dice{'' if drawn.flat else SLICE}", png)
                 for drawn in worst_case_figures(found, folders, labels, images=images, number=worst)
                 for png in (figure_bytes(drawn.figure, dpi=150),)
             ]

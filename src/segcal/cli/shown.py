@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
+from segcal.words import counted, listed
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    from segcal.results import Failure
+    from segcal.results import Failure, Maps, Note
     from segcal.tables import Table
     from segcal.volumes import Pairing
 
@@ -23,16 +29,22 @@ EXTRAS = {"train": ("monai", "pydantic", "tensorboard", "tomli_w"), "dask": ("da
 
 def stderr() -> Console:
     """Progress and remarks go here; results go to stdout."""
-    from rich.console import Console
-
-    return Console(stderr=True)
+    return _console(stderr=True)
 
 
 def stdout() -> Console:
     """Where tables go; in a file, lines need not wrap."""
+    return _console() if sys.stdout.isatty() else _console(width=200)
+
+
+def _console(**options: Any) -> Console:
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=200)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # the BrokenPipeError, which `orderly` knows
+
+    return Plain(**options)
 
 
 def show_tables(tables: Iterable[Table | RichTable], sentences: Iterable[str]) -> None:
@@ -46,6 +58,15 @@ def show_tables(tables: Iterable[Table | RichTable], sentences: Iterable[str]) -
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_json(text: str) -> None:
+    """JSON to stdout, with escapes where the terminal or file has no code for a sign."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(json.loads(text), indent=2)
+    print(text)
+
+
 def show_failures(failures: Sequence[Failure]) -> None:
     """The first of them, a line each."""
     for failure in failures[:10]:
@@ -54,13 +75,29 @@ def show_failures(failures: Sequence[Failure]) -> None:
 
 def show_unpaired(pairing: Pairing) -> None:
     """Files that found no partner, a line for each side."""
-    for word, names in (
-        ("predictions without labels", pairing.unpaired_predictions),
-        ("labels without predictions", pairing.unpaired_labels),
+    for noun, partner, names in (
+        ("prediction", "labels", pairing.unpaired_predictions),
+        ("label map", "a prediction", pairing.unpaired_labels),
     ):
         if names:
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            say(f"{len(names)} {word}: {shown}")
+            say(f"{counted(len(names), noun)} without {partner}: {listed(names)}")
+    if pairing.unpaired_predictions and pairing.unpaired_labels:
+        from segcal.volumes.mismatch import name_difference
+
+        if told := name_difference(pairing.unpaired_predictions, pairing.unpaired_labels):
+            say(told)
+
+
+def show_notes(notes: Sequence[Note]) -> None:
+    """What is to be known of some cases, a line each."""
+    for note in notes:
+        say(f"note: {note.message} {counted(len(note.cases), 'case')}: {listed(note.cases)}")
+
+
+def say_maps(maps: Maps, out: Path) -> None:
+    """How many maps there are, and how many cases failed."""
+    is_there = "map is" if len(maps.paths) == 1 else "maps are"
+    say(f"{len(maps.paths)} {is_there} in {out}, {counted(len(maps.failures), 'case')} failed")
 
 
 def say(text: str) -> None:
@@ -70,12 +107,18 @@ def say(text: str) -> None:
 
 @contextmanager
 def refusing(*, stopped: str = "") -> Iterator[None]:
-    """Errors end the command with a sentence: ours with exit code 2, the system's with 1, Ctrl-C with 130."""
+    """Errors end the command with a sentence: ours with exit code 2, the system's with 1, a signal with 128 + number.
+
+    A stdout that takes no more is left to `orderly`.
+    """
+    from segcal.ending import exit_code
     from segcal.errors import SegcalError
 
     try:
         yield
     except OSError as error:
+        if isinstance(error, BrokenPipeError) or (error.errno == errno.ENOSPC and error.filename is None):
+            raise
         say(f"{type(error).__name__}: {_sentence(error)}")
         raise typer.Exit(1) from None
     except MemoryError as error:
@@ -91,9 +134,9 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
             raise
         say(f"{package} must be installed for this command: pip install 'segcal[{extra}]' brings all that it needs.")
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         say(f"Stopped. {stopped}".strip())
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(error)) from None
 
 
 def _sentence(error: OSError) -> str:

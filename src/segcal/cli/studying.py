@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from segcal import ending
 from segcal.cli import app
+from segcal.cli.orderly import Verb
 from segcal.cli.shown import refusing, say, show_tables, stderr
+from segcal.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 SHOWN_RUNS = 30  # more do not fit a screen; then only those that run or failed
 
 
-@app.command()
+@app.command(cls=Verb)
 def study(
     source: Annotated[
         str | None,
@@ -50,6 +52,7 @@ def study(
     status: Annotated[bool, typer.Option("--status", help="Show how far it is, whoever works on it.")] = False,
     results: Annotated[bool, typer.Option("--results", help="Run nothing; report what is there.")] = False,
     worker: Annotated[bool, typer.Option("--worker", help="Take runs from the folder until none is left.")] = False,
+    end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
     only: Annotated[
         list[str] | None, typer.Option(metavar="RUN", help="With --worker: only this run; may be repeated.")
     ] = None,
@@ -63,7 +66,7 @@ def study(
     Exit code 1: a run failed, or data are missing.
     """
     kept = f"What is done is kept in {out or source}: the same command goes on from there."
-    with refusing(stopped=kept), _ending_in_order():
+    with refusing(stopped=kept):
         from segcal.errors import ConfigError
         from segcal.study import open_study, read_study
         from segcal.study.running import STUDY
@@ -96,6 +99,8 @@ def study(
         elif slurm:
             _print_script(shop, tflops)
         elif worker:
+            if end_with_stdin:
+                ending.end_with_stdin()
             _work(shop, only)
         else:
             _run(shop, jobs=0 if results else jobs, rule=choose)
@@ -175,8 +180,8 @@ def _show_plan(found: Any, out: Path | None, data: Any, tflops: float | None) ->
     whole = total(rows)
     unknown = f", {whole.unknown} of them of unknown cost" if whole.unknown else ""
     sentence = (
-        f"{whole.runs} runs{unknown}: about {whole.hours:.1f} GPU hours at {tflops:g} TFLOP/s kept up. This is "
-        "arithmetic, not a measurement; say with --tflops what your GPU does."
+        f"{counted(whole.runs, 'run')}{unknown}: about {whole.hours:.1f} GPU hours at {tflops:g} TFLOP/s kept up. This "
+        "is arithmetic, not a measurement; say with --tflops what your GPU does."
     )
     show_tables([table], [sentence, *(f"{name}: {what}" for name, what in plan.missing.items())])
     if plan.missing:
@@ -207,7 +212,7 @@ def _table(found: Overview) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from segcal.study.overview import duration
+    from segcal.scaling.cost import duration
 
     table = Table(title=found.line, title_justify="left")
     for heading in ("run", "status", "stage", "done", "time", "where"):
@@ -259,17 +264,3 @@ def watching(shop: Workshop) -> Iterator[Callable[[str], None]]:
     finally:
         stop.set()
         thread.join()
-
-
-@contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """A request to end, as a cluster sends before it takes the machine away, ends as Ctrl-C does."""
-
-    def end(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -73,10 +73,16 @@ class _Found:
     zooms: tuple[float, ...] | None = None
     contradicts: bool = False  # its header has two voxel sizes
     values: frozenset[int] | None = None  # None: the labels could not be read
+    doubtful: bool = False  # its headers leave open where the voxels lie
 
 
-def check_dataset(dataset: Dataset, *, progress: Callable[[int, int], None] = lambda done, total: None) -> Check:
-    """Every file read whole: is it complete, on the grid of its case, and of known label values?"""
+def check_dataset(
+    dataset: Dataset, *, strict_grid: bool = False, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Check:
+    """Every file read whole: is it complete, on the grid of its case, and of known label values?
+
+    Cases whose headers leave open where their voxels lie are a note; with `strict_grid`, each is a problem.
+    """
     cases = (*dataset.cases, *dataset.unlabelled)
     found = []
     pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1))
@@ -86,6 +92,8 @@ def check_dataset(dataset: Dataset, *, progress: Callable[[int, int], None] = la
             progress(len(found), len(cases))
     finally:
         pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the cases left
+    doubtful = [case.name for case, one in zip(cases, found, strict=True) if one.doubtful]
+    doubts = [Problem(name, "headers must say where the voxels lie; one is bare, or they differ.") for name in doubtful]
     known = _known_values(dataset)
     names = dict(zip(dataset.values, dataset.classes, strict=True))
     held = {
@@ -97,8 +105,12 @@ def check_dataset(dataset: Dataset, *, progress: Callable[[int, int], None] = la
     present = {name: sum(name in classes for classes in held.values()) for name in foreground}
     missing = {case: tuple(name for name in foreground if name not in classes) for case, classes in held.items()}
     return Check(
-        problems=(*dataset.problems, *(problem for one in found for problem in one.problems)),
-        notes=(*dataset.notes, *_notes(dataset, present, found)),
+        problems=(
+            *dataset.problems,
+            *(problem for one in found for problem in one.problems),
+            *(doubts if strict_grid else ()),
+        ),
+        notes=(*dataset.notes, *_notes(dataset, present, found), *_doubt_notes(() if strict_grid else doubtful)),
         cases=len(dataset.cases),
         patients=len(dataset.patients),
         unlabelled=len(dataset.unlabelled),
@@ -120,8 +132,7 @@ def _check_case(dataset: Dataset, case: DataCase) -> _Found:
     whole = [(path, stored) for path, stored in zip(case.images, images, strict=True) if stored is not None]
     if label is not None and case.label is not None:
         whole.insert(0, (case.label, label))
-    if not problems:
-        problems += _off_grid(case, whole)
+    doubtful = not problems and _off_grid(case, whole, problems)
     values = None if label is None or case.label is None else _values(case, case.label, label, problems)
     if values is not None:
         unknown = sorted(values - _known_values(dataset).keys())
@@ -131,7 +142,8 @@ def _check_case(dataset: Dataset, case: DataCase) -> _Found:
     first = next((image for image in images if image is not None), None)
     if first is None or first.geometry is None:
         return _Found(problems, values=values)
-    return _Found(problems, first.values.shape[:3], first.geometry.zooms[:3], _contradicts(first.geometry), values)
+    shape, zooms = first.values.shape[:3], first.geometry.zooms[:3]
+    return _Found(problems, shape, zooms, _contradicts(first.geometry), values, doubtful)
 
 
 def _read(case: DataCase, path: Path, problems: list[Problem]) -> StoredArray | None:
@@ -159,16 +171,19 @@ def _image_faults(path: Path, image: StoredArray, dataset: Dataset, case: DataCa
     return faults
 
 
-def _off_grid(case: DataCase, files: Sequence[tuple[Path, StoredArray]]) -> list[Problem]:
-    """Files that do not lie on the grid of the first, which is the label where there is one."""
-    problems = []
+def _off_grid(case: DataCase, files: Sequence[tuple[Path, StoredArray]], problems: list[Problem]) -> bool:
+    """Whether it is doubtful that the files lie on the grid of the first, the label where there is one.
+
+    Those that do not are problems.
+    """
+    doubtful = False
     for path, stored in files[1:]:
         first_path, first = files[0]
         try:
-            fit(case.name, first, [stored])
+            doubtful |= bool(fit(case.name, first, [stored])[2].doubts)
         except GridError:
             problems.append(Problem(case.name, off_grid(path, stored, first_path, first)))
-    return problems
+    return doubtful
 
 
 def off_grid(path: Path, stored: StoredArray, first_path: Path, first: StoredArray) -> str:
@@ -216,6 +231,16 @@ def _notes(dataset: Dataset, present: dict[str, int], found: Sequence[_Found]) -
             f"The latter count."
         )
     return notes
+
+
+def _doubt_notes(cases: Sequence[str]) -> list[str]:
+    if not cases:
+        return []
+    more = f" and {len(cases) - 5} more" if len(cases) > 5 else ""
+    return [
+        f"Headers of image and label that leave open whether they lie in one place: {', '.join(cases[:5])}{more}. "
+        f"--strict-grid makes them problems."
+    ]
 
 
 def _contradicts(geometry: Geometry) -> bool:

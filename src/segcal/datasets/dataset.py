@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from segcal.errors import distinct
 from segcal.regions import Regions
 
 
@@ -87,6 +88,9 @@ class Dataset:
     """Facts that are no faults, such as files left out on purpose."""
     problems: tuple[Problem, ...] = ()
     """What opening found wrong. The cases concerned are left out."""
+
+    def __post_init__(self) -> None:
+        distinct(f"{self.root}: names of classes", self.classes)
 
     @property
     def patients(self) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def unlabelled(
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; FileError where there is none."""
     try:
-        content = parse_json(path.read_text(encoding="utf-8-sig"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileError(f"{path} must be a JSON file that can be read; {error}.") from error
     if not isinstance(content, dict):

@@ -19,7 +19,7 @@ from segcal.datasets.layout import (
 )
 from segcal.datasets.recipes import fitted_recipe
 from segcal.errors import ConfigError, FileError
-from segcal.regions import IGNORE, Regions, is_value, label_members
+from segcal.regions import IGNORE, Regions, is_value, label_members, names_by_value
 
 TITLE = "nnU-Net raw dataset, any"
 LAYOUT = "DatasetNNN_Name/{imagesTr,labelsTr,imagesTs}/case_0000.nii.gz (labels: case.nii.gz) with dataset.json"
@@ -88,7 +88,8 @@ def _classes(path: Path, labels: Any) -> tuple[tuple[str, ...], tuple[int, ...],
     if not isinstance(labels, dict) or not labels:
         raise FileError(f"{path}: labels must give each class its value, as {{'background': 0}}; got {labels!r}.")
     if all(is_value(key) and isinstance(name, str) for key, name in labels.items()):
-        labels = {name: int(value) for value, name in labels.items()}
+        named = names_by_value(path, ((int(value), name) for value, name in labels.items()))
+        labels = {name: value for value, name in named.items()}
     if IGNORE in labels:
         raise ConfigError(f"{path}: labels must not contain 'ignore': training cannot leave voxels out yet.")
     members = label_members(labels)
@@ -96,7 +97,8 @@ def _classes(path: Path, labels: Any) -> tuple[tuple[str, ...], tuple[int, ...],
         raise FileError(f"{path}: labels must be whole numbers, or lists of them for regions; got {labels!r}.")
     values = tuple(sorted({0, *(one for value in members.values() for one in value)}))
     single = {value[0]: name for name, value in members.items() if len(value) == 1}
-    if len(single) == len(members):
+    if all(len(value) == 1 for value in members.values()):
+        names_by_value(path, ((value[0], name) for name, value in members.items()))
         return tuple(single.get(value, "background") for value in values), values, None
     regions = Regions({name: value for name, value in members.items() if set(value) != {0}}, values=values)
     return tuple(single.get(value, f"label {value}" if value else "background") for value in values), values, regions

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from segcal.datasets.dataset import Dataset
 from segcal.datasets.decathlon import open_decathlon
 from segcal.datasets.layout import find_root, read_json
-from segcal.errors import ConfigError, FileError
+from segcal.errors import ConfigError, FileError, check_seed
 
 Array = NDArray[Any]
 
@@ -63,8 +63,7 @@ def make_phantom(
         raise ConfigError(f"cases must be at least 1; got {cases}.")
     if len(size) != 3 or any(length < least for length, least in zip(size, SMALLEST_SIZE, strict=True)):
         raise ConfigError(f"size must be three lengths of at least {SMALLEST_SIZE} voxels; got {tuple(size)}.")
-    if seed < 0:
-        raise ConfigError(f"seed must be 0 or above; got {seed}.")
+    check_seed(seed)
     folder = Path(root) / FOLDER
     made_of = {"version": VERSION, "cases": cases, "size": list(size), "seed": seed}
     if folder.exists():

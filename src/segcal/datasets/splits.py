@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from segcal.datasets.dataset import Dataset
-from segcal.errors import ConfigError
+from segcal.errors import ConfigError, check_seed
 from segcal.files import write_whole
 
 SIDES = ("train", "validation", "test")
@@ -42,6 +42,7 @@ def make_split(dataset: Dataset, *, seed: int = 0, file: str | os.PathLike[str] 
     """
     if file is not None:
         return read_split(file, dataset)
+    check_seed(seed)
     official = set(dataset.official_test)
     held_out = {case.patient for case in dataset.cases if case.name in official}
     patients = sorted(set(dataset.patients) - held_out, key=lambda patient: (_draw(seed, patient), patient))
@@ -84,7 +85,7 @@ def read_split(path: str | os.PathLike[str], dataset: Dataset) -> Split:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} must be a split file that can be read; {error}.") from error
     patient_of = {case.name: case.patient for case in dataset.cases}

@@ -1,6 +1,6 @@
-"""Likelihood of a temperature on the CPU by numba: one pass gives it with its first two derivatives.
+"""Likelihoods on the CPU by numba: of a temperature, with its first two derivatives, and of what is not there.
 
-Each voxel is taken relative to its true class, so that nothing cancels where all but a few are right.
+Of a temperature, each voxel is taken relative to its true class, so that nothing cancels where all but a few are right.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from segcal.kernels.numba_cpu import run_segments, segments_of
+from segcal.kernels.spec import SMALLEST
 
 VALUE, SLOPE, CURVATURE, WRONG = range(4)
 NO_WEIGHTS = np.zeros(0)
+TOGETHER = 32  # probabilities multiplied before a logarithm is taken; their product stays above 2^-768
 
 
 def temperature_sums(
@@ -86,3 +88,35 @@ def _overlapping(logits, labels, weights, inverse, start, stop, sums):
             sums[SLOPE] += weight * missing * side
             sums[CURVATURE] += weight * missing * (1 - missing) * side * side
             sums[WRONG] += side >= 0
+
+
+def absent_log_loss(probabilities: NDArray[Any], labels: NDArray[Any], *, threads: int) -> NDArray[np.float64]:
+    """For each class of (class, voxel) probabilities, the sum of -log(1 - p) over the voxels that are not of it.
+
+    Labels are class indices (voxel), or zeros and ones (class, voxel).
+    """
+    segments = segments_of(probabilities.shape[1])
+    sums = np.zeros((len(segments), len(probabilities)))
+    exclusive = labels.ndim == 1
+
+    def segment(_: int, s: int) -> None:
+        start, stop = segments[s]
+        for c, row in enumerate(probabilities):
+            own = labels if exclusive else labels[c]
+            sums[s, c] = _absent(row[start:stop], own[start:stop], c if exclusive else 1)
+
+    run_segments(segment, 1, len(segments), threads)
+    total: NDArray[np.float64] = sums.sum(0)
+    return total
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})
+def _absent(p, labels, own):
+    total = 0.0
+    for first in range(0, p.shape[0], TOGETHER):
+        some, true = p[first : first + TOGETHER], labels[first : first + TOGETHER]
+        product = 1.0
+        for v in range(some.shape[0]):
+            product *= 1.0 if true[v] == own else max(1.0 - some[v], SMALLEST)
+        total -= math.log(product)
+    return total

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from segcal.binning import Binning, bins_to_cells, cells_to_bins
-from segcal.errors import LabelError, RangeError
-from segcal.kernels.spec import CLASS_SUMS, Gradients, Spec
+from segcal.errors import LabelError, RangeError, SegcalError
+from segcal.kernels.spec import CLASS_SUMS, LABEL, TOLERANCE, VOXELS, Gradients, Spec, Sums
 
 _MODULES = {
     "torch": "segcal.kernels.reference",
@@ -50,6 +50,8 @@ def sum_voxels(
         _refuse_label(labels, sums.wrong_label, inputs.shape[1])
     if sums.outside:
         _refuse_range(inputs, mask)
+    if labels.shape[1] == inputs.shape[1] > 1 and activation != "sigmoid":
+        _need_exclusive(inputs, labels, mask, sums, spec)
     return _bin_sums(sums.moments, sums.label_moments, binning), sums.class_sums
 
 
@@ -90,6 +92,16 @@ def voxel_sums_backward(
 @voxel_sums_backward.register_fake
 def _(inputs: Tensor, *_: object) -> Tensor:
     return torch.empty_like(inputs)
+
+
+def _no_second_derivative(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    raise SegcalError(
+        "segcal's sums have first derivatives alone; a gradient of their gradient (create_graph=True, a gradient "
+        "penalty) must leave the calibration term, Dice and cross-entropy of segcal out."
+    )
+
+
+voxel_sums_backward.register_autograd(_no_second_derivative)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -140,6 +152,30 @@ def _starts(binning: Binning, like: Tensor) -> Tensor:
     """Where cells begin, in cells: an input is (start + u) / scale."""
     cells = binning.cells
     return torch.arange(cells.number, dtype=like.dtype, device=like.device)[:, None] - cells.shift
+
+
+def _need_exclusive(inputs: Tensor, labels: Tensor, mask: Tensor | None, sums: Sums, spec: Spec) -> None:
+    """Refuse labels of exclusive classes that sum to more than 1, as far as the sums over a case tell.
+
+    Voxels without a label are no mistake. Probabilities are of exclusive classes if they sum to 1 in every voxel, which
+    is looked at only where labels sum to more.
+    """
+    if spec.classes:
+        voxels, found = sums.class_sums[:, 0, VOXELS], sums.class_sums[..., LABEL].sum(1)
+    else:
+        voxels, found = sums.moments[..., 0].sum(2)[:, 0], sums.label_moments[..., 0].sum((1, 2))
+    wrong = found - voxels > (TOLERANCE * voxels if labels.is_floating_point() else 0.5)
+    if not bool(wrong.any()):
+        return
+    if spec.activation == "none":
+        apart = (inputs.detach().sum(1) - 1).abs() > TOLERANCE
+        if bool((apart if mask is None else apart & mask).any()):
+            return
+    case = int(wrong.nonzero()[0])
+    raise LabelError(
+        f"labels of exclusive classes must sum to 1 over the classes in every voxel; in case {case} they sum to "
+        f"{float(found[case] / voxels[case]):.4g} on average. Use activation='sigmoid' where classes overlap."
+    )
 
 
 def _refuse_label(labels: Tensor, flat: int, classes: int) -> None:

@@ -5,7 +5,7 @@ A slice is an array whose first axis runs to the right and whose second runs up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -18,7 +18,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from segcal.errors import ShapeError
-from segcal.plots.style import AnyFigure, add_colour_bar, add_title, legend_below, make_room
+from segcal.plots.style import TITLE_PT, AnyFigure, add_colour_bar, add_title, legend_below, make_room, wrap
 
 Array = NDArray[Any]
 
@@ -86,10 +86,16 @@ def probability_row(
     return axes
 
 
-def row_height_in(shape: tuple[int, ...], panels: int, *, spacing_mm: tuple[float, float], width_in: float) -> float:
-    """The height in inches that a row of maps of this shape needs: panels, title and legend."""
+def row_height_in(
+    shape: tuple[int, ...], titles: Sequence[str], *, spacing_mm: tuple[float, float], width_in: float
+) -> float:
+    """The height in inches that a row of maps of this shape needs: panels, their titles and a legend."""
     height_over_width = shape[1] * spacing_mm[1] / (shape[0] * spacing_mm[0])
-    return float(np.clip((width_in - 0.6) / panels * height_over_width, 0.6, 8.0)) + 0.75
+    panel_in = (width_in - 0.6) / len(titles)
+    lines = max(
+        wrap(title, width_in=0.8 * width_in / len(titles)).count("\n") + 1 for title in titles
+    )  # as `width_in_of`
+    return float(np.clip(panel_in * height_over_width, 0.6, 8.0)) + 0.5 + lines * 1.3 * TITLE_PT / 72
 
 
 def _draw_image(ax: Axes, image: Array | None, shape: tuple[int, ...], spacing_mm: tuple[float, float]) -> None:

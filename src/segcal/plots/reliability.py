@@ -24,7 +24,7 @@ from segcal.plots.style import (
     unit_axis,
 )
 
-OVER, UNDER = VERMILLION, SKY  # gaps of overconfident and underconfident bins
+OVER, UNDER = VERMILLION, SKY  # gaps of bins whose confidence is too high, or too low
 HATCH_OVER, HATCH_UNDER = "/////", "....."  # told apart in black and white, too
 
 
@@ -33,8 +33,8 @@ def reliability_diagram(
 ) -> tuple[Axes, Axes]:
     """Draw frequency against confidence, and beneath it the count of each bin on a log axis; both axes.
 
-    The gap of a bin is shaded as over- or underconfidence, and the bar on its point is the diagram's band. On a
-    figure there is a legend, too; a pair of axes leaves it to the caller.
+    The gap of a bin is shaded by whether its confidence is too high or too low, and the bar on its point is the
+    diagram's band. On a figure there is a legend, too; a pair of axes leaves it to the caller.
     """
     upper, lower = where if isinstance(where, tuple) else _panels(where)
     _draw_gaps(upper, diagram)
@@ -86,8 +86,8 @@ def _draw_gaps(ax: Axes, diagram: Reliability) -> None:
     edges, confidence, frequency = (x.numpy() for x in (diagram.edges, diagram.confidence, diagram.frequency))
     left, width = edges[:-1], np.diff(edges)
     for kind, colour, hatch, which in (
-        ("overconfident", OVER, HATCH_OVER, confidence > frequency),
-        ("underconfident", UNDER, HATCH_UNDER, confidence < frequency),
+        ("too high", OVER, HATCH_OVER, confidence > frequency),
+        ("too low", UNDER, HATCH_UNDER, confidence < frequency),
     ):
         ax.bar(
             left[which],
@@ -148,4 +148,4 @@ def _add_legend(figure: AnyFigure, band: str, colour: str) -> None:
         Line2D([], [], color=BLACK, linewidth=LINE_PT, linestyle=(0, (4, 3))),
         Line2D([], [], color=colour, linewidth=1.0, marker="o", markersize=3),
     ]
-    legend_below(figure, handles, ["overconfident", "underconfident", "perfect", "frequency"], heading=f"Bars: {band}")
+    legend_below(figure, handles, ["too high", "too low", "perfect", "frequency"], heading=f"Bars: {band}")

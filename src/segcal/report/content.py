@@ -142,10 +142,10 @@ def _by_case(names: Sequence[str], evaluation: Evaluation, found: Sequence[Any])
 
 
 def _case_values(evaluation: Evaluation) -> list[Any]:
-    """For each case, its metrics: the mean over classes first, then each class."""
-    metrics = evaluation.case_metrics()
-    table = torch.stack([metrics[name] for name in CASE_COLUMNS], 2)  # case, class, metric
-    table = torch.cat([table.nanmean(1, keepdim=True), table], 1)
+    """For each case, its metrics: of all classes first, then of each class."""
+    values = evaluation.case_values()
+    labels = (None, *evaluation.classes)
+    table = torch.stack([torch.stack([values[label, name] for name in CASE_COLUMNS], 1) for label in labels], 1)
     return [[[rounded(x) for x in row] for row in rows] for rows in table.tolist()]
 
 

@@ -17,15 +17,18 @@ from markupsafe import Markup
 
 from segcal import __version__
 from segcal.colours import method_colours
-from segcal.comparison import Comparison, Entry, compare, match_cases, one_thread
+from segcal.comparison import Comparison, Entry, compare, one_thread
 from segcal.errors import ConfigError, FileError
-from segcal.evaluation import Evaluation
+from segcal.evaluation import Evaluation, Label
 from segcal.files import make_folder, write_whole
 from segcal.intervals import patients_of
+from segcal.matching import match_cases
+from segcal.remarks import evaluation_notes, failed_cases
 from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.reading import reading
 from segcal.report.rendering import environment, method_style, png_text, policy, template_text
-from segcal.tables import Column, best_value, notes
+from segcal.tables import ALL_CLASSES, Column, best_value, notes
+from segcal.words import counted
 
 SCRIPTS = ("svg.js", "charts.js", "cases.js", "report.js")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -35,13 +38,12 @@ COLUMNS = (
     Column("ace", "micro pooled"),
 )
 OTHER_METRICS = (  # heading, average, metric
+    ("Brier score of all classes", "macro", "brier"),
+    ("Negative log-likelihood of all classes", "macro", "nll"),
     ("Signed gap", "macro", "signed_gap"),
     ("Overconfident part of the ECE", "macro", "overconfidence"),
     ("Underconfident part of the ECE", "macro", "underconfidence"),
-    ("ACE, bins of equal count", "macro", "equal_mass_ace"),
-    ("ECE, bins of equal count", "macro", "equal_mass_ece"),
-    ("Brier score", "macro", "brier"),
-    ("Negative log-likelihood", "macro", "nll"),
+    ("ACE, bins of equal count above 1 %", "macro", "equal_mass_ace"),
     *(
         (f"Micro {metric.upper()} ({reading})", f"micro {reading}", metric)
         for metric in ("ece", "mce")
@@ -123,7 +125,7 @@ def _page(
         comparison=comparison,
         paragraphs=reading(comparison, diagrams),
         maps=maps,
-        provenance={method: _origin(part) for method, part in evaluations.items()},
+        evaluations=evaluations,
         data=chart_data(comparison, matched, diagrams) | {"cases": cases},
     )
 
@@ -163,7 +165,7 @@ def _origin(evaluation: Evaluation) -> dict[str, Any]:
         "bins": evaluation.bins,
         "fine bins": evaluation.statistics.binning.bins,
     }
-    told = dict(evaluation.provenance)
+    told = {name: fact for name, fact in evaluation.provenance.items() if name not in ("failures", "notes")}
     files = told.pop("files", None)
     if isinstance(files, dict) and files:
         number = sum(len(stamps) for stamps in files.values())
@@ -177,11 +179,12 @@ def _render(
     comparison: Comparison,
     paragraphs: Sequence[str],
     maps: Sequence[ReportMap],
-    provenance: Mapping[str, Any],
+    evaluations: Mapping[str, Evaluation],
     data: Mapping[str, Any],
 ) -> str:
     style = template_text("report.css") + method_style(method_colours(comparison.methods))
     script = "\n".join(map(template_text, SCRIPTS))
+    failures = [(i, case) for i, part in enumerate(evaluations.values()) for case in failed_cases(part)]
     return (
         environment()
         .get_template("report.html.j2")
@@ -195,7 +198,11 @@ def _render(
             missing=_missing(comparison.classes, data["cases"]),
             maps=[(picture, png_text(picture.png)) for picture in maps],
             known_cases=frozenset(data["cases"]["names"]),
-            provenance=provenance,
+            failures=failures,
+            failed=len({failure.case for _, failure in failures}),
+            remarks=[(i, note) for i, part in enumerate(evaluations.values()) for note in evaluation_notes(part)],
+            provenance={method: _origin(part) for method, part in evaluations.items()},
+            counted=counted,
             version=__version__,
             # Neither holds anything from outside but colours, so they need no escaping.
             style=Markup(style),
@@ -220,11 +227,11 @@ def embedded_json(data: object) -> Markup:
 
 def _table(comparison: Comparison, which: str) -> dict[str, Any]:
     """One group of rows for the mean over classes and one for each class, a row for each method."""
-    labels = ("mean", *comparison.classes) if len(comparison.classes) > 1 else comparison.classes
+    labels: tuple[Label, ...] = (None, *comparison.classes) if len(comparison.classes) > 1 else comparison.classes
     groups = []
     for label in labels:
         columns = [_column_cells(comparison, column, which, label) for column in COLUMNS]
-        groups.append((label, list(zip(*columns, strict=True))))
+        groups.append((label or ALL_CLASSES, list(zip(*columns, strict=True))))
     return {
         "which": which,
         "number": comparison.cases if which == "all" else comparison.complete,
@@ -233,7 +240,7 @@ def _table(comparison: Comparison, which: str) -> dict[str, Any]:
     }
 
 
-def _column_cells(comparison: Comparison, column: Column, which: str, label: str) -> list[tuple[Entry, bool]]:
+def _column_cells(comparison: Comparison, column: Column, which: str, label: Label) -> list[tuple[Entry, bool]]:
     """The entry of each method, and whether it is the best: as it is printed, so that equals are marked alike."""
     entries = [
         comparison.find(method, cases=which, average=column.average, label=label, metric=column.metric)

@@ -1,7 +1,9 @@
 """The result in plain words, for a reader who decides with these probabilities: the same numbers, the same sentences.
 
-A bin speaks only where its gap is at least a percentage point and its confidence lies outside the band of its
-frequency. Neighbouring bins that err to the same side make a range; the range that adds most to the ACE is told.
+Classes are judged one by one, from their pooled bins: together, what one class is given too much hides what another
+is given too little. A bin speaks only where its gap is at least a percentage point and its confidence lies outside the
+band of its frequency, which is over patients. Neighbouring bins that err to the same side make a range; the range that
+adds most to the ACE is told.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ from typing import NamedTuple
 
 from segcal.comparison import Comparison, Entry
 from segcal.diagrams import Reliability
+from segcal.intervals import FEWEST_PATIENTS
 from segcal.tables import Column
+from segcal.words import counted
 
 WORTH_TELLING = 0.01  # a gap below one percentage point changes no decision
-ONE_SIDED = 3.0  # an error this many times that of the other side is told alone
+EXCESS = 0.02  # of a case's ACE over its floor: more, and single cases are off even where their average is not
+ALSO = 1 / 3  # a range on the other side is told, too, where it weighs this share of the heaviest
 
 
 class MethodDiagrams(NamedTuple):
@@ -36,6 +41,10 @@ class _Range(NamedTuple):
     def weight(self) -> float:
         return abs(sum(self.gaps))
 
+    @property
+    def sign(self) -> int:
+        return 1 if self.gaps[0] > 0 else -1
+
     def sentence(self, thing: str) -> str:
         gap = sum(self.gaps) / len(self.gaps)
         points = f"{abs(gap) * 100:.1f} percentage points"
@@ -46,17 +55,17 @@ class _Range(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """In what way a diagram is off, and where: "overconfident", "where it gives 50 to 95 %, ..."."""
+    """In what way a class is off, and where: "is overconfident about", "where it gives 50 to 95 %, ..."."""
 
-    kind: str
+    verb: str
     where: str
 
 
 def reading(comparison: Comparison, diagrams: Mapping[str, MethodDiagrams]) -> list[str]:
     """A paragraph on each method against the baseline, one on each method's calibration, and one on missing classes.
 
-    "Overconfident" means that the class is there less often than its probability says; "too extreme" that this is so
-    of high probabilities while low ones are too low.
+    "Overconfident" means further from 50 % than the class's frequency, too sure of a yes or of a no; "overestimates"
+    that the class is there less often than it says at low and at high probabilities alike.
     """
     paragraphs = [_against_baseline(method, comparison) for method in comparison.methods[1:]]
     if len(comparison.methods) > 2:
@@ -68,57 +77,83 @@ def reading(comparison: Comparison, diagrams: Mapping[str, MethodDiagrams]) -> l
 
 
 def _calibration(method: str, comparison: Comparison, diagrams: MethodDiagrams) -> str:
-    verdict = _verdict(diagrams.pooled, "the class" if len(comparison.classes) > 1 else comparison.classes[0])
-    sentences = [f"{method} is {verdict.kind}: {verdict.where}."]
-    if len(comparison.classes) > 1:
-        sentences.append(_worst_class(method, comparison, diagrams, verdict.kind))
     entry = comparison.find(method, metric="ace")
-    if not math.isnan(entry.value):
-        sentences.append(
-            f"In a typical case its ACE, the mean gap over bins, is {_error(entry.value)}; a perfectly calibrated "
-            f"model would show {_error(entry.floor)} by chance."
+    if math.isnan(entry.value):
+        return f"{method} has no calibration error: no class has a value."
+    on_average = (
+        f"On average over cases its ACE, the mean gap over bins, is {_error(entry.value)}; a perfectly calibrated "
+        f"model would show at least {_error(entry.floor)} by chance."
+    )
+    if not diagrams.pooled.over_patients:
+        few = f"Whether {method} is well calibrated cannot be told from fewer than {FEWEST_PATIENTS} patients."
+        return f"{few} {on_average}"
+    verdicts = {name: _verdict(diagram, name) for name, diagram in diagrams.classes.items()}
+    off = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
+    if off:
+        return f"{_worst_class(method, comparison, off)} {on_average}"
+    if entry.value - entry.floor >= EXCESS:
+        return (
+            f"{method} is calibrated on average over patients, but not case by case: pooled over cases, no range of "
+            f"probabilities of any class is off by a percentage point beyond its band. {on_average}"
         )
-    return " ".join(sentences)
-
-
-def _worst_class(method: str, comparison: Comparison, diagrams: MethodDiagrams, kind: str) -> str:
-    entries = [comparison.find(method, average="micro pooled", label=name, metric="ace") for name in comparison.classes]
-    known = [entry for entry in entries if not math.isnan(entry.value - entry.floor)]
-    if not known:
-        return "No class has a value."
-    worst = max(known, key=lambda entry: entry.value - entry.floor)
-    verdict = _verdict(diagrams.classes[worst.label], worst.label)
-    there = "" if verdict.kind == kind else f"it is {verdict.kind} there, "
     return (
-        f"It is furthest off for {worst.label}, with a pooled ACE of {_error(worst.value)} against "
-        f"{_error(worst.floor)} by chance: {there}{verdict.where}."
+        f"{method} is well calibrated: no range of probabilities of any class is off by a percentage point beyond its "
+        f"band. {on_average}"
     )
 
 
-def _verdict(diagram: Reliability, thing: str) -> _Verdict:
-    over, under = _ranges(diagram, sign=1), _ranges(diagram, sign=-1)
-    if not over and not under:
-        return _Verdict("well calibrated", "no range of probabilities is off by a percentage point beyond its band")
-    over_weight, under_weight = (sum(part.weight for part in side) for side in (over, under))
-    if over_weight >= ONE_SIDED * under_weight:
-        return _Verdict("overconfident", _heaviest(over).sentence(thing))
-    if under_weight >= ONE_SIDED * over_weight:
-        return _Verdict("underconfident", _heaviest(under).sentence(thing))
-    low, high = sorted((_heaviest(over), _heaviest(under)))
-    kind = (
-        "too cautious, underconfident at high and overconfident at low probabilities"
-        if low.gaps[0] > 0
-        else "too extreme, overconfident at high and underconfident at low probabilities"
+def _worst_class(method: str, comparison: Comparison, off: Mapping[str, _Verdict]) -> str:
+    """What is told of the class that is furthest off, and which others are."""
+
+    def excess(name: str) -> float:
+        entry = comparison.find(method, average="micro pooled", label=name, metric="ace")
+        return entry.value - entry.floor
+
+    worst = max(off, key=excess)
+    entry = comparison.find(method, average="micro pooled", label=worst, metric="ace")
+    told = f"{method} {off[worst].verb} {worst}: {off[worst].where}."
+    if len(comparison.classes) == 1:
+        return told
+    others = [f"{verdict.verb} {name}" for name, verdict in off.items() if name != worst]
+    rest = f" It also {' and '.join(others)}." if others else " The other classes are not off beyond their bands."
+    return (
+        f"{told} Of all classes this one is furthest off, with a pooled ACE of {_error(entry.value)} against at least "
+        f"{_error(entry.floor)} by chance.{rest}"
     )
-    return _Verdict(kind, f"{low.sentence(thing)}, and {high.sentence(thing)}")
 
 
-def _heaviest(ranges: list[_Range]) -> _Range:
-    return max(ranges, key=lambda part: part.weight)
+def _verdict(diagram: Reliability, thing: str) -> _Verdict | None:
+    """None where nothing is off."""
+    ranges = sorted(_ranges(diagram, sign=1) + _ranges(diagram, sign=-1), key=lambda part: -part.weight)
+    if not ranges:
+        return None
+    heaviest = ranges[0]
+    other = [part for part in ranges[1:] if part.sign != heaviest.sign and part.weight >= ALSO * heaviest.weight]
+    told = sorted([heaviest, *other[:1]])
+    return _Verdict(_verb(ranges), ", and ".join(part.sentence(thing) for part in told))
+
+
+def _verb(ranges: list[_Range]) -> str:
+    """What the ranges have in common, by their weights above and below 50 %."""
+    weight = {(high, sign): 0.0 for high in (False, True) for sign in (1, -1)}
+    for part in ranges:
+        weight[part.start >= 0.5, part.sign] += part.weight
+    sides = {high for (high, _), some in weight.items() if some}
+    found = {
+        "is overconfident about": weight[True, 1] + weight[False, -1],
+        "is underconfident about": weight[True, -1] + weight[False, 1],
+    }
+    if len(sides) == 2:
+        found["overestimates"] = weight[True, 1] + weight[False, 1]
+        found["underestimates"] = weight[True, -1] + weight[False, -1]
+    return max(found, key=found.__getitem__)
 
 
 def _ranges(diagram: Reliability, *, sign: int) -> list[_Range]:
-    """Runs of neighbouring bins that err to one side, beyond their band; empty bins do not break a run."""
+    """Runs of neighbouring bins that err to one side, beyond their band; 50 % ends a run, empty bins do not.
+
+    A bin without a band, which too few patients fill, says nothing.
+    """
     runs: list[_Range] = []
     going_on = False
     rows = zip(diagram.confidence.tolist(), diagram.frequency.tolist(), diagram.low.tolist(), diagram.high.tolist(),
@@ -128,7 +163,8 @@ def _ranges(diagram: Reliability, *, sign: int) -> list[_Range]:
         if math.isnan(frequency):
             continue
         gap = confidence - frequency
-        if gap * sign >= WORTH_TELLING and not low <= confidence <= high:
+        if gap * sign >= WORTH_TELLING and (confidence < low or confidence > high):
+            going_on = going_on and not runs[-1].start < 0.5 <= edges[i]
             start, gaps = runs.pop()[::2] if going_on else (edges[i], ())
             runs.append(_Range(start, edges[i + 1], (*gaps, gap)))
             going_on = True
@@ -140,13 +176,23 @@ def _ranges(diagram: Reliability, *, sign: int) -> list[_Range]:
 def _against_baseline(method: str, comparison: Comparison) -> str:
     baseline = comparison.methods[0]
     ace, base = (comparison.find(name, metric="ace") for name in (method, baseline))
-    dice, base_dice = (comparison.find(name, metric="dice") for name in (method, baseline))
     name = "paired t-test" if comparison.test == "t" else "Wilcoxon signed-rank test"
     corrected = ", Holm-corrected" if comparison.correction == "holm" else ""
-    return (
-        f"{method} {_change(ace, base, baseline)}, {_significance(ace)}. Its Dice coefficient is {dice.value:.3f} "
-        f"against {base_dice.value:.3f}, {_significance(dice)} ({name} over {comparison.patients} patients{corrected})."
+    others = (
+        _beside("Dice coefficient", *(comparison.find(each, metric="dice") for each in (method, baseline)), digits=3),
+        _beside(
+            "negative log-likelihood", *(comparison.find(each, metric="nll") for each in (method, baseline)), digits=4
+        ),
     )
+    tested = "" if math.isnan(ace.p) else f" Tests: {name} over {comparison.patients} patients{corrected}."
+    return f"{method} {_change(ace, base, baseline)}, {_significance(ace)}. {' '.join(filter(None, others))}{tested}"
+
+
+def _beside(name: str, entry: Entry, base: Entry, *, digits: int) -> str:
+    """What a number is beside the baseline's; empty where there is none."""
+    if math.isnan(entry.value - base.value):
+        return ""
+    return f"Its {name} is {entry.value:.{digits}f} against {base.value:.{digits}f}, {_significance(entry)}."
 
 
 def _change(entry: Entry, base: Entry, baseline: str) -> str:
@@ -161,7 +207,7 @@ def _change(entry: Entry, base: Entry, baseline: str) -> str:
 
 def _significance(entry: Entry) -> str:
     if math.isnan(entry.p):
-        return "which too few patients leave untested"
+        return f"not tested, for fewer than {FEWEST_PATIENTS} patients (n/a)"
     p = "p < 0.001" if entry.p < 0.001 else f"p = {entry.p:.3f}"
     return f"a significant difference, {p}" if entry.stars else f"no significant difference, {p}"
 
@@ -176,20 +222,27 @@ def _best_of_all(comparison: Comparison) -> str:
         return "No method has a value for every comparison."
     calibrated, overlapping = min(errors, key=errors.__getitem__), max(overlaps, key=overlaps.__getitem__)
     return (
-        f"Of all methods, {calibrated} has the lowest ACE ({_error(errors[calibrated])}) and {overlapping} the "
-        f"highest Dice coefficient ({overlaps[overlapping]:.3f})."
+        f"Of all methods, {calibrated} has the lowest ACE ({_error(errors[calibrated])}"
+        f"{_doubt(comparison, calibrated, 'ace')}) and {overlapping} the highest Dice coefficient "
+        f"({overlaps[overlapping]:.3f}{_doubt(comparison, overlapping, 'dice')})."
     )
+
+
+def _doubt(comparison: Comparison, method: str, metric: str) -> str:
+    """What must be said of a best method whose difference from the baseline may be chance."""
+    entry, baseline = comparison.find(method, metric=metric), comparison.methods[0]
+    return "" if method == baseline or entry.stars else f"; against {baseline} {_significance(entry)}"
 
 
 def _on_complete_cases(comparison: Comparison) -> str:
     lacking = comparison.cases - comparison.complete
-    start = f"{lacking} of {comparison.cases} cases lack at least one class"
+    start = f"{lacking} of {counted(comparison.cases, 'case')} {'lacks' if lacking == 1 else 'lack'} at least one class"
     if not comparison.complete:
         return f"{start}; none is complete."
     found = ", ".join(
         f"{name} {_error(comparison.find(name, cases='complete', metric='ace').value)}" for name in comparison.methods
     )
-    return f"{start}. On the {comparison.complete} complete cases alone the ACE is: {found}."
+    return f"{start}. On the {counted(comparison.complete, 'complete case')} alone the ACE is: {found}."
 
 
 def _error(value: float) -> str:

@@ -9,6 +9,8 @@ for each voxel) with `objective`.
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +63,17 @@ def make_calibrator(method: str, **settings: Any) -> Calibrator:
     False
     """
     one_of("method", method, tuple(CALIBRATORS))
+    known = tuple(signature(CALIBRATORS[method]).parameters)
+    for name in settings:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{method} has no such setting as {name!r}; it has {', '.join(known)}.{hint}")
     try:
         return CALIBRATORS[method](**settings)
     except TypeError as error:
-        raise ConfigError(f"{method} has no such setting: {error}.") from error
+        told = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        raise ConfigError(f"settings of {method} must be of the right kind; got {told}: {error}.") from error
 
 
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:

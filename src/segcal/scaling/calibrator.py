@@ -32,6 +32,7 @@ class FitReport:
     passes: int
     """Over all voxels."""
     objective: str
+    """As "nll", or "binary nll" where each class stands against the rest, averaged over classes."""
     before: float
     """Objective of the logits as they were, on the cases of the fit."""
     after: float
@@ -51,6 +52,8 @@ class Calibrator(ABC):
     """
 
     method: ClassVar[str]
+    summary: ClassVar[str]
+    """What it does, in a line for lists; docstrings are missing where Python runs with -OO."""
     any_shift: ClassVar[bool] = True
     """Whether a constant added to all logits of a voxel changes nothing, so that log-probabilities serve as well."""
 
@@ -82,7 +85,10 @@ class Calibrator(ABC):
 
     @property
     def keeps_decisions(self) -> bool:
-        """Whether the most probable class (of a sigmoid: the side of 1/2) stays what it was, in every voxel."""
+        """Whether the most probable class (of a sigmoid: the side of 1/2) stays what it was, in every voxel.
+
+        That does not hold for regions that are sums of exclusive classes: a sum may cross 1/2 all the same.
+        """
         return False
 
     def settings(self) -> dict[str, Any]:

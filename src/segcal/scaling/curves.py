@@ -47,7 +47,7 @@ class _ByClass(Calibrator):
         table = sums.reshape(3, -1, bins).movedim(0, 2)
         need_all_classes(self.method, table[..., 1].sum(1))
         self.classes = len(table)
-        return table, FitReport(number, voxels, 1, "nll", loss / voxels, math.nan)
+        return table, FitReport(number, voxels, 1, "binary nll", loss / voxels, math.nan)
 
     def _finish(self, report: FitReport, table: Tensor, shares: Tensor) -> None:
         """Report the likelihood of these shares of true voxels in the bins of the fit."""
@@ -69,6 +69,7 @@ class Isotonic(_ByClass):
     """
 
     method = "isotonic"
+    summary = "The rising curve nearest to the labels, of each class (Zadrozny and Elkan, 2002)."
 
     def __init__(self, *, activation: Activation = "softmax") -> None:
         super().__init__(activation=activation)
@@ -137,6 +138,7 @@ class HistogramBinning(_ByClass):
     """
 
     method = "histogram"
+    summary = "The share of true voxels in each bin of probability, of each class (Zadrozny and Elkan, 2001)."
 
     def __init__(
         self, *, activation: Activation = "softmax", bins: int = 20, edges: Literal["width", "mass"] = "width"

@@ -16,13 +16,14 @@ from segcal.scaling.stream import CaseStream, Piece, Sample, pieces_of
 
 
 class EnsembleTemperature(Calibrator):
-    """w1 softmax(z / T) + w2 softmax(z) + w3 / K; no decision changes.
+    """w1 softmax(z / T) + w2 softmax(z) + w3 / K; the most probable class stays.
 
     The temperature is fitted first, then the weights, for the likelihood: three numbers of a convex problem.
     voxels: as for the others, fit on so many drawn voxels; None: on all.
     """
 
     method = "ensemble-temperature"
+    summary = "w1 softmax(z / T) + w2 softmax(z) + w3 / K; no decision changes."
 
     def __init__(self, *, activation: Activation = "softmax", voxels: int | None = None, seed: int = 0) -> None:
         super().__init__(activation=activation)
@@ -68,7 +69,7 @@ class EnsembleTemperature(Calibrator):
         self.classes = self.base.classes
         self.weights = found.parameters / found.parameters.sum()
         self.report = FitReport(
-            report.cases, report.voxels, report.passes + passes, "nll", report.before, found.value - 1,
+            report.cases, report.voxels, report.passes + passes, report.objective, report.before, found.value - 1,
             found.gradient, report.sampled, (), report.notes,
         )  # fmt: skip
         return self

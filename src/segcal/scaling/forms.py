@@ -21,7 +21,7 @@ COLDEST, HOTTEST = 0.01, 100.0
 
 
 class Temperature(LinearCalibrator):
-    """One number that all logits are divided by; no decision changes.
+    """One number that all logits are divided by; the most probable class stays.
 
     temperature: one that is known already; None: to be fitted.
     protocol: "optimum" is the likeliest temperature; "one-epoch" what the paper's code does: from 1.5, one step of
@@ -32,6 +32,7 @@ class Temperature(LinearCalibrator):
     """
 
     method = "temperature"
+    summary = "One number that all logits are divided by; no decision changes."
     tied = True
     by_class = False
 
@@ -105,7 +106,7 @@ class Temperature(LinearCalibrator):
             ends.append(tuple(sum(each[j] * each[2] for each in found) / voxels for j in range(2)))
         self.parameters = torch.tensor([[1 / temperature.item()]], dtype=torch.float64)
         self.report = FitReport(
-            number, round(voxels), 3, "nll", ends[0][0], ends[1][0], abs(ends[1][1]),
+            number, round(voxels), 3, self.likelihood, ends[0][0], ends[1][0], abs(ends[1][1]),
             notes=("one epoch of Adam from 1.5, as published: not the optimum",),
         )  # fmt: skip
         return self
@@ -115,6 +116,7 @@ class ClassTemperature(LinearCalibrator):
     """A temperature for each class."""
 
     method = "class-temperature"
+    summary = "A temperature for each class."
     any_shift = False
 
     @property
@@ -129,6 +131,7 @@ class VectorScaling(LinearCalibrator):
     """A factor and a bias for each class."""
 
     method = "vector"
+    summary = "A factor and a bias for each class."
     any_shift = False
 
     def features(self, logits: Tensor) -> Tensor:
@@ -142,6 +145,7 @@ class MatrixScaling(LinearCalibrator):
     """A linear map of all logits to all logits, and a bias for each class."""
 
     method = "matrix"
+    summary = "A linear map of all logits to all logits, and a bias for each class."
     any_shift = False
 
     def features(self, logits: Tensor) -> Tensor:
@@ -160,6 +164,7 @@ class Dirichlet(MatrixScaling):
     """
 
     method = "dirichlet"
+    summary = "A linear map of all log-probabilities, and a bias for each class (Kull and others, 2019)."
     any_shift = True
 
     def __init__(
@@ -199,6 +204,7 @@ class Platt(VectorScaling):
     """Logistic regression on the log-odds of each class against the rest."""
 
     method = "platt"
+    summary = "Logistic regression on the log-odds of each class against the rest."
     any_shift = True
     against_rest = True
 
@@ -210,6 +216,7 @@ class Beta(LinearCalibrator):
     """Beta calibration (Kull and others, 2017) of each class against the rest: rising in the probability."""
 
     method = "beta"
+    summary = "Beta calibration (Kull and others, 2017) of each class against the rest: rising in the probability."
     against_rest = True
 
     def features(self, logits: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from segcal.errors import ConfigError, SegcalError, one_of
+from segcal.errors import ConfigError, SegcalError, check_seed, one_of
 from segcal.scaling.calibrator import Activation, Calibrator, FitReport, need_all_classes, not_separable
 from segcal.scaling.likelihood import (
     Sums,
@@ -83,7 +83,7 @@ class LinearCalibrator(Calibrator):
             raise ConfigError(f"voxels must be at least 1; got {voxels}.")
         if voxels is not None and objective != "nll":
             raise ConfigError(f"objective {objective!r} needs every voxel of a case; leave out voxels={voxels}.")
-        self.objective, self.voxels, self.seed = objective, voxels, seed
+        self.objective, self.voxels, self.seed = objective, voxels, check_seed(seed)
         self.parameters: Tensor | None = None
         """What the fit found, float64."""
 
@@ -110,6 +110,11 @@ class LinearCalibrator(Calibrator):
     def each(self) -> bool:
         """Whether the likelihood takes every class by itself."""
         return self.against_rest or self.activation == "sigmoid"
+
+    @property
+    def likelihood(self) -> str:
+        """Which one is reported: that of the true class, or the mean over classes of each against the rest."""
+        return "binary nll" if self.each else "nll"
 
     def settings(self) -> dict[str, Any]:
         own = {"objective": self.objective, "voxels": self.voxels, "seed": self.seed}
@@ -172,7 +177,7 @@ class LinearCalibrator(Calibrator):
             passes = found.passes + 2
         self.classes, self.parameters = sample.classes, found.parameters.reshape(shape)
         self.report = FitReport(
-            number, sample.voxels, passes, "nll", before, found.value, found.gradient,
+            number, sample.voxels, passes, self.likelihood, before, found.value, found.gradient,
             sample.drawn if self.voxels is not None else None, errors, self._notes(found),
         )  # fmt: skip
         if self.objective != "nll":

@@ -8,14 +8,14 @@ which is part of what is minimised here, falls. The network looks at how the log
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from segcal.errors import ConfigError, ShapeError
+from segcal.errors import ConfigError, ShapeError, check_seed
 from segcal.scaling.calibrator import Activation, Calibrator, FitReport
 from segcal.scaling.objective import average_error, soft_statistics
 from segcal.scaling.stream import (
@@ -36,6 +36,7 @@ SURE = 0.99  # voxels surer than this stay in the outermost bins: ACE must not s
 BATCH = 4  # cases in a step
 MOST_BOXES = 8  # of a case
 KEPT_BYTES = 1 << 30  # of all boxes
+STEP_WORK = 3 << 18  # voxels of a case times (classes + 4) in a step: 98,304 voxels of four classes
 
 
 class TemperatureNetwork(nn.Module):
@@ -119,6 +120,7 @@ class LocalTemperature(Calibrator):
     """
 
     method = "local-temperature"
+    summary = "A temperature for each voxel, trained for ACE and likelihood together; no decision changes."
 
     def __init__(
         self,
@@ -145,7 +147,8 @@ class LocalTemperature(Calibrator):
             if number < 1:
                 raise ConfigError(f"{name} must be at least 1; got {number}.")
         self.ace, self.nll, self.dilations, self.image = ace, nll, tuple(dilations), image
-        self.width, self.steps, self.bins, self.box_voxels, self.seed = width, steps, bins, box_voxels, seed
+        self.width, self.steps, self.bins, self.box_voxels = width, steps, bins, box_voxels
+        self.seed = check_seed(seed)
         self.network: TemperatureNetwork | None = None
         self.axes, self.channels = 1, 0
 
@@ -165,23 +168,27 @@ class LocalTemperature(Calibrator):
         own = ("ace", "nll", "dilations", "image", "width", "steps", "bins", "box_voxels", "seed")
         return super().settings() | {name: getattr(self, name) for name in own}
 
-    def fit(self, cases: CaseStream) -> Self:
+    def fit(self, cases: CaseStream, *, progress: Callable[[float], None] = lambda share: None) -> Self:
+        """Itself, fitted; `progress` is told which share of the training's steps is done."""
         number = check_stream(cases)
         boxes, voxels = self._draw_boxes(cases, number)
         first = boxes[0][0]
         self.classes, self.axes = len(first.logits), first.logits.ndim - 1
         self.channels = 0 if first.image is None else len(first.image)
-        own = torch.stack([torch.stack(self._errors([case[0]])) for case in boxes]).mean(0).clamp(min=1e-6)
-        self.network = self._train(boxes, own)
-        after = torch.stack([torch.stack(self._errors([case[0]], self.network)) for case in boxes]).mean(0) / own
+        random = torch.Generator().manual_seed(self.seed)
+        seen = [self._at_most(case[0], random) for case in boxes]
+        own = torch.stack([torch.stack(self._errors([box])) for box in seen]).mean(0).clamp(min=1e-6)
+        self.network = self._train(boxes, own, progress)
+        after = torch.stack([torch.stack(self._errors([box], self.network)) for box in seen]).mean(0) / own
         weights = torch.tensor([self.ace, self.nll], dtype=torch.float64)
-        self.report = FitReport(
-            number, voxels, 1, f"{self.ace:g} ACE / own + {self.nll:g} NLL / own", float(weights.sum()),
-            float(weights @ after),
-        )  # fmt: skip
+        likelihood = "NLL" if self.activation == "softmax" else "binary NLL"
+        objective = f"{self.ace:g} ACE / own + {self.nll:g} {likelihood} / own"
+        self.report = FitReport(number, voxels, 1, objective, float(weights.sum()), float(weights @ after))
         return self
 
-    def _train(self, boxes: Sequence[Sequence[_Box]], own: Tensor) -> TemperatureNetwork:
+    def _train(
+        self, boxes: Sequence[Sequence[_Box]], own: Tensor, progress: Callable[[float], None]
+    ) -> TemperatureNetwork:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             network = self._new_network()
@@ -191,17 +198,28 @@ class LocalTemperature(Calibrator):
             optimizer, lambda i: min((i + 1) / rise, 1) * (1 + math.cos(math.pi * i / self.steps)) / 2
         )
         random = torch.Generator().manual_seed(self.seed)
-        for _ in range(self.steps):
+        for step in range(self.steps):
             chosen = torch.randperm(len(boxes), generator=random)[:BATCH].tolist()
             places = torch.rand(len(chosen), generator=random).tolist()
             batch = [boxes[i][int(place * len(boxes[i]))] for i, place in zip(chosen, places, strict=True)]
+            batch = [self._at_most(box, random) for box in batch]
             ace, nll = self._errors(batch, network, learning=True)
             optimizer.zero_grad(set_to_none=True)
             (self.ace / own[0] * ace + self.nll / own[1] * nll).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()
             schedule.step()
+            progress((step + 1) / self.steps)
         return network.eval().requires_grad_(False)
+
+    def _at_most(self, box: _Box, random: torch.Generator) -> _Box:
+        """A box, or a new draw of its voxels where they are more than a step may cost; neighbours stay together."""
+        most = STEP_WORK // (len(box.logits) + 4)
+        if self.spatial or box.voxels <= most:
+            return box
+        drawn = torch.randint(box.voxels, (most,), generator=random)
+        weights = None if box.weights is None else box.weights[drawn]
+        return _Box(box.logits[:, drawn], box.labels[..., drawn], None, weights)
 
     def _errors(
         self, batch: Sequence[_Box], network: TemperatureNetwork | None = None, *, learning: bool = False
@@ -291,7 +309,7 @@ class LocalTemperature(Calibrator):
         """Boxes of a case whose voxels stand side by side, or all of a small one; and how many voxels it has."""
         whole = self._checked(place, *volume_of(case))
         share = max(1, int(most_bytes / whole.bytes_of_voxel))
-        size = _box_size(whole.logits.shape[1:], min(self.box_voxels, share))
+        size = box_size(whole.logits.shape[1:], min(self.box_voxels, share))
         often = 1 if size == whole.logits.shape[1:] else min(MOST_BOXES, max(1, share // math.prod(size)))
         return [self._cut(whole, size, random) for _ in range(often)], whole.voxels
 
@@ -356,10 +374,10 @@ class LocalTemperature(Calibrator):
         return _Box(*(None if part is None else part[box].clone() for part in whole))  # type: ignore[arg-type]
 
 
-def _box_size(shape: Sequence[int], most_voxels: int) -> tuple[int, ...]:
+def box_size(shape: Sequence[int], most_voxels: int) -> tuple[int, ...]:
     """As large as allowed, the longest sides cut first.
 
-    >>> _box_size((100, 100, 10), 10_000)
+    >>> box_size((100, 100, 10), 10_000)
     (31, 32, 10)
     """
     size = list(shape)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from segcal.errors import ConfigError, LabelError, RangeError, ShapeError
+from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, check_seed
 
 PIECE_ELEMENTS = 1 << 21  # numbers taken to float64 at a time
 SURE = (0.9, 0.999)  # largest probabilities that divide doubtful voxels from sure ones
@@ -173,6 +173,7 @@ def draw_sample(cases: CaseStream, *, voxels: int, activation: str, seed: int) -
     Rare classes and doubtful voxels are drawn as often as the background; weights make up for it, so that sums over
     the sample estimate sums over all voxels without bias. Every voxel of a small stratum is taken.
     """
+    check_seed(seed)
     number = check_stream(cases)
     found: list[tuple[Piece, ...]] = []
     total, counts = 0, None

@@ -10,6 +10,7 @@ Where data are missing, the numbers of cases are the paper's.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from statistics import fmean
@@ -29,6 +30,7 @@ GPU_TFLOPS = 25.0  # assumed, not measured: what an A100 keeps up in 3-D convolu
 BACKWARD = 2  # times the forward pass: each layer has gradients of its input and of its weights
 WINDOWS = 2.0  # of an image, assumed where no header can be read; a large CT has more
 MOST_HEADERS = 25
+TRIAL_S = 2.0
 
 
 class Cost(NamedTuple):
@@ -126,6 +128,26 @@ def estimate(run: PlannedRun) -> Cost:
         patches * forward_flop(config, dataset, patch) / 1e15,
         windows * forward_flop(config, dataset, window) / 1e15,
     )
+
+
+def cpu_hours(config: RunConfig, dataset: Dataset) -> float:
+    """Of a training on this CPU, roughly, with its validations; NaN if the network's operations cannot be counted.
+
+    The CPU is taken to keep up what it does now in a step on one patch, which is tried.
+    """
+    resolved = config.resolved(dataset)
+    patch = resolved.data.patch
+    assert patch is not None  # resolved
+    network = build_network(resolved, dataset).train()
+    image = torch.randn(1, len(dataset.channels), *patch)
+    times: list[float] = []
+    while not times or (len(times) < 3 and sum(times) < TRIAL_S):  # the first waits for kernels, if others are quick
+        start = time.perf_counter()
+        outputs = network(image)
+        sum(output.sum() for output in (outputs if isinstance(outputs, (list, tuple)) else [outputs])).backward()
+        times.append(time.perf_counter() - start)
+    tflops = forward_flop(resolved, dataset, patch) * (1 + BACKWARD) / min(times) / 1e12
+    return math.nan if math.isnan(tflops) else estimate(PlannedRun("", resolved, dataset, ())).hours(tflops)
 
 
 def steps_per_epoch(cases: int, config: RunConfig) -> int:

@@ -16,7 +16,7 @@ from segcal.datasets import DataCase, Dataset
 from segcal.diagrams import reliability_histogram
 from segcal.errors import FileError, SegcalError, one_of
 from segcal.evaluation import Evaluation
-from segcal.files import file_stems, write_whole
+from segcal.files import file_stems, replacing, write_whole
 from segcal.inference import measuring_options
 from segcal.maps import case_maps
 from segcal.measure import Options
@@ -72,22 +72,20 @@ class _Sketch(NamedTuple):
 
 
 def write_figures(results: Results, shop: Workshop, out: Path, *, formats: Iterable[str] = ("png", "pdf")) -> Drawn:
-    """Draw what a study found, and write it to the folder `figures` of `out`.
+    """Draw what a study found, and write it to the folder `figures` of `out`, in the place of what was drawn before.
 
     Probability maps are predicted now, where data and weights are there; if they are not, a remark says so.
     """
     formats = tuple(formats)
     for kind in formats:
         one_of("the format of a figure", kind, FORMATS)
-    folder = out / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
     figures: list[StudyFigure] = []
     remarks: list[str] = []
-    with default_settings():
+    with default_settings(), replacing(out / FOLDER) as new:
         for sketch in _sketches(results, shop, remarks):
             content = {kind: figure_bytes(sketch.figure, kind) for kind in dict.fromkeys(("png", *formats))}
             for kind in formats:
-                write_whole(folder / f"{sketch.name}.{kind}", content[kind])
+                write_whole(new / f"{sketch.name}.{kind}", content[kind])
             figures.append(StudyFigure(*sketch[:3], content["png"]))
     return Drawn(tuple(figures), tuple(remarks))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from segcal.scaling.cost import duration
 from segcal.study.plan import PlannedRun
 from segcal.study.work import RunState, Workshop
+from segcal.words import counted
 
 EARLY = 0.05  # of a run; before that its pace says little
 
@@ -25,7 +27,7 @@ class Overview(NamedTuple):
         """In one line."""
         left = "" if math.isnan(self.seconds_left) else f", about {duration(self.seconds_left)} left"
         counts = ", ".join(f"{self.count(status)} {status}" for status in ("done", "running", "failed", "waiting"))
-        return f"{len(self.states)} runs: {counts}{left}"
+        return f"{counted(len(self.states), 'run')}: {counts}{left}"
 
 
 def overview(shop: Workshop) -> Overview:
@@ -48,18 +50,3 @@ def _size(run: PlannedRun) -> float:
     """What a run costs, in no unit: voxels of patches."""
     config = run.config
     return float((config.training.epochs or 1) * math.prod(config.data.patch or (1,)))
-
-
-def duration(seconds: float) -> str:
-    """For people.
-
-    >>> duration(42), duration(125), duration(2 * 3600 + 59), duration(50 * 3600)
-    ('42 s', '2 min', '2 h 1 min', '2 d 2 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = math.ceil(seconds / 60) if seconds > 3600 else round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

@@ -16,10 +16,11 @@ from markupsafe import Markup
 
 from segcal import __version__
 from segcal.files import write_whole
+from segcal.intervals import FEWEST_PATIENTS
 from segcal.plots.saving import DPI
 from segcal.report.rendering import environment, method_style, png_text, policy, template_text
+from segcal.scaling.cost import duration
 from segcal.study.figures import Drawn, StudyFigure, study_colours
-from segcal.study.overview import duration
 from segcal.study.summary import (
     CHANGES,
     MEAN,
@@ -32,8 +33,10 @@ from segcal.study.summary import (
 )
 from segcal.study.work import Workshop
 from segcal.tables import Cell, Column, Table
+from segcal.words import counted
 
 PX_PER_IN = 140  # of a figure as it is shown, where there is room
+TOO_FEW = f"not tested, n/a: fewer than {FEWEST_PATIENTS} patients"
 FEW_ROWS = 20  # more rows are folded
 KEY = {  # what the summary tells of a method: name, unit, decimals
     Column("ace", "macro"): ("macro-ACE", "%", 1),
@@ -50,6 +53,8 @@ class KeyResult(NamedTuple):
     method: str
     datasets: int
     changes: dict[Column, float]
+    tested: dict[Column, str]
+    """Whether those of `KEY` are significant, in words."""
 
 
 class ShownCell(NamedTuple):
@@ -111,6 +116,7 @@ def build_page(results: Results, shop: Workshop, drawn: Drawn, out: Path) -> Pat
         settings=_settings(results),
         versions=_versions(results),
         notes=[*study_notes(results), *drawn.remarks],
+        counted=counted,
         failures=[(state.name, state.message) for state in shop.states() if state.status == "failed"],
         version=__version__,
         style=Markup(style),  # holds nothing from outside but colours
@@ -128,14 +134,19 @@ def key_results(results: Results) -> list[KeyResult]:
     changes = relative_changes(results.datasets)
     rows = changes[MEAN] if MEAN in changes else next(iter(changes.values()))
     return [
-        KeyResult(method, number, dict(zip(CHANGES, values, strict=True)))
+        KeyResult(
+            method,
+            number,
+            dict(zip(CHANGES, values, strict=True)),
+            {column: _tested(results, method, column) for column in KEY},
+        )
         for method, values in rows.items()
         if (number := sum(method in found.main_methods for found in results.datasets))
     ]
 
 
 def lead_sentence(results: Results) -> str:
-    """The method that lowers macro-ACE the most, of those on the most datasets, and what else it changes."""
+    """The method that lowers macro-ACE the most, of those on the most datasets, what else it changes, and the tests."""
     baseline, keys = results.plan.study.config.baseline, key_results(results)
     most = max((key.datasets for key in keys), default=0)
     column, *others = KEY
@@ -146,9 +157,29 @@ def lead_sentence(results: Results) -> str:
     over = f", averaged over {most} datasets" if most > 1 else ""
     if best.changes[column] >= 0:
         return f"No method lowers the macro-ACE of {baseline} on test cases{over}."
-    by = f"{-best.changes[column]:.1f} % against {baseline}{over}"
-    rest = " and ".join(_told(best.changes[each], *KEY[each]) for each in others)
+    by = f"{-best.changes[column]:.1f} % against {baseline}{over} ({_tested(results, best.method, column)})"
+    rest = " and ".join(
+        f"{_told(best.changes[each], *KEY[each])} ({_tested(results, best.method, each)})" for each in others
+    )
     return f"{best.method} lowers macro-ACE {'the most: by' if len(known) > 1 else 'by'} {by}; it {rest}."
+
+
+def _tested(results: Results, method: str, column: Column) -> str:
+    """Whether a change is significant, as the tables' stars say; of several datasets, on how many."""
+    entries = [
+        found.comparison.find(method, average=column.average, metric=column.metric)
+        for found in results.datasets
+        if method in found.methods
+    ]
+    tested = [entry for entry in entries if not math.isnan(entry.p)]
+    if not tested:
+        return TOO_FEW
+    if len(entries) == 1:
+        p = "p < 0.001" if entries[0].p < 0.001 else f"p = {entries[0].p:.3f}"
+        return f"{'significant' if entries[0].stars else 'not significant'}, {p}"
+    untested = len(entries) - len(tested)
+    told = f"significant on {sum(bool(entry.stars) for entry in tested)} of {counted(len(entries), 'dataset')}"
+    return told + (f"; on {untested} {TOO_FEW}" if untested else "")
 
 
 def _told(value: float, name: str, unit: str, digits: int) -> str:

@@ -71,34 +71,36 @@ def do_runs(shop: Workshop, *, jobs: int = 1, say: Callable[[str], None] = lambd
 
 @contextmanager
 def _workers(shop: Workshop, number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that work on this folder; they end with us, if we end in order."""
+    """Processes that work on this folder; they end with us, whose end closes their stdin."""
     logs = shop.out / LOGS
     logs.mkdir(exist_ok=True)
     given = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
     gpus = [name for name in given.split(",") if name]
     threads = max(1, (os.cpu_count() or 1) // number)
+    command = [sys.executable, "-m", "segcal", "study", os.fspath(shop.out), "--worker", "--end-with-stdin"]
+    started: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
-        started = []
-        for i in range(number):
-            settings = {"OMP_NUM_THREADS": str(threads)} | (
-                {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}
-            )
-            command = [sys.executable, "-m", "segcal", "study", os.fspath(shop.out), "--worker"]
-            log = stack.enter_context((logs / f"worker-{i}.txt").open("ab"))
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | settings))
         try:
+            for i in range(number):
+                settings = {"OMP_NUM_THREADS": str(threads)} | (
+                    {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}
+                )
+                log = stack.enter_context((logs / f"worker-{i}.txt").open("ab"))
+                started.append(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=os.environ | settings)
+                )
             yield started
         finally:
             for worker in started:
                 worker.terminate()
             for worker in started:
-                worker.wait()
+                worker.communicate()
 
 
 def report_study(shop: Workshop, *, rule: str | None = None) -> Results:
-    """Compare what is there, and write tables, figures and the page."""
+    """Compare what is there, and write tables, figures and the page, in the place of those of the last time."""
     results = collect(shop, rule=rule)
-    if results.datasets:
-        write_tables(results, shop, shop.out / "results")
-        build_page(results, shop, write_figures(results, shop, shop.out), shop.out / REPORT)
+    (shop.out / REPORT).unlink(missing_ok=True)  # of the tables and figures that are replaced now
+    write_tables(results, shop, shop.out / "results")
+    build_page(results, shop, write_figures(results, shop, shop.out), shop.out / REPORT)
     return results

@@ -11,13 +11,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from segcal.comparison import Comparison, Entry, compare
+from segcal.comparison import Comparison, compare
 from segcal.evaluation import Evaluation
-from segcal.files import csv_text, write_whole
+from segcal.files import csv_text, replacing, write_whole
+from segcal.remarks import remarks
 from segcal.study.choose import METRICS, Candidate, Choice, Rule, choose, parse_rule
 from segcal.study.plan import Arm, Plan, SweepPoint
 from segcal.study.work import SIDES, Workshop
-from segcal.tables import LAYOUTS, Cell, Column, Table, latex_document, make_table, markdown_document, notes
+from segcal.tables import (
+    ALL_CLASSES,
+    ENTRY_COLUMNS,
+    LAYOUTS,
+    Cell,
+    Column,
+    Table,
+    latex_document,
+    make_table,
+    markdown_document,
+    notes,
+)
 
 MEAN = "mean of datasets"
 PAPER_LAYOUTS = {  # without what the paper does not have
@@ -26,6 +38,7 @@ PAPER_LAYOUTS = {  # without what the paper does not have
 CHANGES = (
     Column("dice", "macro"),
     *(Column(metric, average) for metric in ("ace", "ece", "mce") for average in ("macro", "micro paper")),
+    *(Column(metric, "macro") for metric in ("brier", "nll")),
 )
 
 
@@ -36,6 +49,7 @@ class DatasetResults:
     name: str
     seeds: dict[str, tuple[int, ...]]
     validation: dict[str, list[Evaluation]]
+    """Without calibrators that too few validation patients left without a fair measure."""
     test: dict[str, list[Evaluation]]
     comparison: Comparison
     points: tuple[SweepPoint, ...]
@@ -78,6 +92,8 @@ class Chosen(NamedTuple):
     test_baseline: dict[str, float]
     seeds: tuple[int, ...]
     """Of the chosen method."""
+    unjudged: tuple[str, ...] = ()
+    """Methods that could not be chosen, for they have no fair validation results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,22 +119,22 @@ def collect(shop: Workshop, *, rule: str | None = None) -> Results:
     parsed = parse_rule(text) if (text := rule or plan.study.config.choose) else None
     done = {run.name for run in plan.runs.values() if shop.is_done(run)}
     datasets, chosen = [], []
-    remarks = [f"{name} is missing: {what}" for name, what in plan.missing.items()]
+    missing = [f"{name} is missing: {what}" for name, what in plan.missing.items()]
     for name in plan.study.config.datasets:
         if name in plan.missing:
             continue
         arms = [arm for arm in plan.arms if arm.dataset == name]
         lacking = [f"{arm.method}, seed {arm.seed}" for arm in arms if arm.run not in done]
-        remarks += [f"{name}: {', '.join(lacking)}: not there yet."] if lacking else []
+        missing += [f"{name}: {', '.join(lacking)}: not there yet."] if lacking else []
         there = [arm for arm in arms if arm.run in done]
         if plan.study.config.baseline not in {arm.method for arm in there}:
-            remarks.append(f"{name}: nothing to compare with yet, without {plan.study.config.baseline}.")
+            missing.append(f"{name}: nothing to compare with yet, without {plan.study.config.baseline}.")
             continue
         found = _dataset_results(name, there, shop.runs, plan.points)
         datasets.append(found)
         if parsed is not None:
             chosen.append(_chosen(found, parsed, plan.study.config.baseline))
-    return Results(plan, tuple(datasets), tuple(chosen), tuple(remarks))
+    return Results(plan, tuple(datasets), tuple(chosen), tuple(missing))
 
 
 def _dataset_results(name: str, arms: Sequence[Arm], runs: Path, points: Sequence[SweepPoint]) -> DatasetResults:
@@ -127,8 +143,11 @@ def _dataset_results(name: str, arms: Sequence[Arm], runs: Path, points: Sequenc
     for arm in arms:
         seeds[arm.method] = (*seeds.get(arm.method, ()), arm.seed)
         for side in SIDES:
-            evaluation = Evaluation.load(arm.results(runs, side) / "evaluation.npz")
-            found[side].setdefault(arm.method, []).append(evaluation)
+            path = arm.results(runs, side) / "evaluation.npz"
+            if arm.fitting is None or side == "test" or path.exists():
+                found[side].setdefault(arm.method, []).append(Evaluation.load(path))
+    for method in [method for method, own in found["validation"].items() if len(own) < len(seeds[method])]:
+        del found["validation"][method]
     return DatasetResults(
         name, seeds, found["validation"], found["test"], compare(found["test"]),
         tuple(point for point in points if point.dataset == name and point.label in seeds),
@@ -137,11 +156,11 @@ def _dataset_results(name: str, arms: Sequence[Arm], runs: Path, points: Sequenc
 
 def _chosen(found: DatasetResults, rule: Rule, baseline: str) -> Chosen:
     candidates, tests = (found.candidates[side] for side in SIDES)
-    choice = choose(candidates, rule, baseline=baseline)
+    choice = choose(candidates, rule, baseline=baseline) if baseline in found.validation else None
 
     def mean(some: Sequence[Candidate], method: str) -> dict[str, float]:
         own = [candidate.values for candidate in some if candidate.method == method]
-        return {name: fmean(values[name] for values in own) for name in METRICS}
+        return {name: fmean(values[name] for values in own) if own else math.nan for name in METRICS}
 
     run = [dict(each.values) for each in tests if choice and (each.method, each.seed) == (choice.method, choice.seed)]
     return Chosen(
@@ -153,6 +172,7 @@ def _chosen(found: DatasetResults, rule: Rule, baseline: str) -> Chosen:
         test_method=mean(tests, choice.method) if choice else {},
         test_baseline=mean(tests, baseline),
         seeds=found.seeds[choice.method] if choice else (),
+        unjudged=tuple(method for method in found.methods if method not in found.validation),
     )
 
 
@@ -161,11 +181,11 @@ def study_tables(results: Results) -> list[Table]:
     datasets = results.datasets
     if not datasets:
         return []
-    tables = [_over_datasets(f"{title}, mean over classes", datasets, c, "all") for title, c in PAPER_LAYOUTS.items()]
+    tables = [_over_datasets(f"{title}, {ALL_CLASSES}", datasets, c, "all") for title, c in PAPER_LAYOUTS.items()]
     tables.insert(1, change_table(datasets))
     if any("complete" in found.comparison.case_sets for found in datasets):
         tables += [
-            _over_datasets(f"{title}, mean over classes, cases with every class", datasets, columns, "complete")
+            _over_datasets(f"{title}, {ALL_CLASSES}, cases with every label", datasets, columns, "complete")
             for title, columns in PAPER_LAYOUTS.items()
         ]
     for found in datasets:
@@ -195,9 +215,13 @@ def relative_changes(datasets: Sequence[DatasetResults]) -> dict[str, dict[str, 
     """
     found: dict[str, dict[str, list[float]]] = {}
     for dataset in datasets:
-        baseline, *others = dataset.methods
+        _, *others = dataset.methods
         found[dataset.name] = {
-            method: [_change(dataset.comparison, method, baseline, column) for column in CHANGES] for method in others
+            method: [
+                100 * dataset.comparison.find(method, average=column.average, metric=column.metric).change
+                for column in CHANGES
+            ]
+            for method in others
         }
     if len(datasets) > 1:
         methods = dict.fromkeys(method for rows in found.values() for method in rows)
@@ -209,11 +233,6 @@ def relative_changes(datasets: Sequence[DatasetResults]) -> dict[str, dict[str, 
 
 def _having(rows: dict[str, dict[str, list[float]]], method: str) -> Iterator[list[float]]:
     return (each[method] for each in rows.values() if method in each)
-
-
-def _change(comparison: Comparison, method: str, baseline: str, column: Column) -> float:
-    entry, base = (comparison.find(name, average=column.average, metric=column.metric) for name in (method, baseline))
-    return 100 * (entry.value - base.value) if column.metric == "dice" else 100 * entry.change
 
 
 def change_table(datasets: Sequence[DatasetResults]) -> Table:
@@ -242,8 +261,14 @@ def choice_sentences(chosen: Iterable[Chosen]) -> list[str]:
 def _choice_sentence(chosen: Chosen) -> str:
     asked = f"{chosen.dataset}: of the methods with {chosen.rule.text} on validation cases"
     choice = chosen.choice
+    unjudged = ""
+    if chosen.unjudged:
+        unjudged = (
+            f" Not to be chosen: {'; '.join(chosen.unjudged)}. A calibrator is judged on validation cases that it was "
+            "not fitted to, which needs those of at least 2 patients."
+        )
     if choice is None:
-        return f"{asked} there is none."
+        return f"{asked} there is none.{unjudged}"
 
     def shown(values: Mapping[str, float]) -> str:
         return f"DSC {values['dsc']:.4f}, macro-ACE {values['macro-ace']:.4f}, micro-ACE {values['micro-ace']:.4f}"
@@ -253,7 +278,7 @@ def _choice_sentence(chosen: Chosen) -> str:
     one = shown(chosen.test)
     if len(chosen.seeds) > 1:
         one = f"{shown(chosen.test_method)}, mean over seeds; its run of seed {choice.seed}, chosen alike, has {one}"
-    return f"{found}{outside} On test cases it has {one}. The baseline has {shown(chosen.test_baseline)}."
+    return f"{found}{outside}{unjudged} On test cases it has {one}. The baseline has {shown(chosen.test_baseline)}."
 
 
 def run_rows(results: Results, shop: Workshop) -> Iterator[dict[str, Any]]:
@@ -285,12 +310,12 @@ def study_notes(results: Results) -> list[str]:
     shared = [note for found in results.datasets[:1] for note in notes(found.comparison)[1:]]
     if len(results.datasets) > 1:
         shared.append("Means over datasets count each dataset once, as the paper does.")
-    return [*said, *shared, *results.remarks]
+    told = [f"{found.name}, {remark}" for found in results.datasets for remark in remarks(found.test)]
+    return [*said, *shared, *told, *results.remarks]
 
 
 def write_tables(results: Results, shop: Workshop, out: Path) -> list[Path]:
     """Write results.md and results.tex (tables and notes), results.csv (every number), runs.csv and choice.json."""
-    out.mkdir(parents=True, exist_ok=True)
     tables, sentences = study_tables(results), [*choice_sentences(results.chosen), *study_notes(results)]
     config = results.plan.study.config
     entries = [(found.name, *entry) for found in results.datasets for entry in found.comparison.entries]
@@ -298,12 +323,13 @@ def write_tables(results: Results, shop: Workshop, out: Path) -> list[Path]:
     files = {
         "results.md": f"# {config.title}\n\n" + markdown_document(tables, sentences),
         "results.tex": latex_document(tables, sentences),
-        "results.csv": csv_text(("dataset", *Entry._fields), entries),
+        "results.csv": csv_text(("dataset", *ENTRY_COLUMNS), entries),
         "runs.csv": csv_text(list(rows[0]), [list(row.values()) for row in rows]),
         "choice.json": json.dumps([_choice_content(each) for each in results.chosen], indent=2, ensure_ascii=False),
     }
-    for name, content in files.items():
-        write_whole(out / name, content.encode())
+    with replacing(out, files) as new:
+        for name, content in files.items():
+            write_whole(new / name, content.encode())
     return [out / name for name in files]
 
 
@@ -315,7 +341,8 @@ def _choice_content(chosen: Chosen) -> dict[str, Any]:
         "method": choice and choice.method,
         "seed": choice and choice.seed,
         "validation": choice and dict(choice.values),
-        "validation_baseline": chosen.baseline,
+        "validation_baseline": {name: None if math.isnan(x) else x for name, x in chosen.baseline.items()},
+        "not_judged": chosen.unjudged,
         "test": chosen.test or None,
         "test_mean_of_seeds": chosen.test_method or None,
         "test_baseline": chosen.test_baseline,

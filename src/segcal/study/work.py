@@ -1,5 +1,8 @@
 """The runs of a study done: each trained, calibrated and evaluated, by one process or by many that share a folder.
 
+A calibrator is fitted to the validation cases and measured on test cases. On validation cases, where methods are
+chosen, each case is measured with one fitted without its patient: to those it was fitted to it would look too good.
+
 A run is claimed before it is touched (`claims`), and every step of it can be taken up again, so that a process may
 end at any time. What is done is in `done.json` of the run's folder, what failed in `failed.json`: it is tried again by
 the next process that starts.
@@ -8,13 +11,14 @@ the next process that starts.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,19 +29,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from segcal.calibration import FOLDS, patient_folds
 from segcal.errors import SegcalError
-from segcal.files import write_whole, writing
+from segcal.files import make_folder, write_whole, writing
 from segcal.parsing import parse_json
-from segcal.results import Outcome
+from segcal.results import Outcome, keep_only
 from segcal.runs import Run, evaluate_run, load_run
 from segcal.scaling import Calibrator, load_calibrator
 from segcal.study.claims import Claim, ClaimLost, Claims
 from segcal.study.plan import Fitting, Plan, PlannedRun
 from segcal.training import train
+from segcal.words import listed
 
 RUNS, CLAIMS, PREPARED = "runs", "claims", "prepared"
 DONE, FAILED = "done.json", "failed.json"
 CALIBRATOR = "calibrator.json"
+CROSS_FITTED = "cross-fitted over patients"
 SIDES: tuple[Literal["validation", "test"], ...] = ("validation", "test")
 POLL_S = 2.0
 TRAINING = 0.9  # of the whole, roughly
@@ -82,7 +89,7 @@ class Workshop:
     def _facts(self, run: PlannedRun) -> dict[str, Any]:
         """What is known of a run that is done; empty while it is not."""
         facts = _read(self.runs / run.name / DONE)
-        return facts if {fitting.folder for fitting in run.fittings} <= set(facts.get("fittings", ())) else {}
+        return facts if {fitting.folder for fitting in run.fittings} <= set(_fittings(facts)) else {}
 
     def failure(self, run: PlannedRun) -> dict[str, Any]:
         """What failed last time; empty if nothing did."""
@@ -182,22 +189,26 @@ def execute(run: PlannedRun, folder: Path, prepared: Path, tell: Callable[..., N
     start = time.monotonic()
     loaded = load_run(folder, root=run.config.data.root)
     for i, fitting in enumerate((None, *run.fittings), start=1):
-        target, calibrator = folder, None
+        target, fits = folder, None
         if fitting is not None:
             target = folder / fitting.folder
             tell(f"fitting {fitting.method}", 0, 1, i)
-            calibrator = _fitted(loaded, fitting, target)
+            fits = _fitted(loaded, fitting, target)
         for j, side in enumerate(SIDES):
 
             def advance(done: int, total: int, side: str = side, i: int = i, j: int = j) -> None:
                 tell(f"evaluating {side} cases", j * total + done, 2 * total, i)
 
+            if fits is not None and side == "validation" and not fits.without:
+                shutil.rmtree(target / side, ignore_errors=True)  # nothing there can be compared with other methods
+                continue
+            calibrator = None if fits is None else fits.without if side == "validation" else fits.to_all
             _need_all(evaluate_run(loaded, target / side, side=side, calibrator=calibrator, progress=advance))
-    before = _read(folder / DONE).get("fittings", [])
     return {
         "config": run.config.hash,
         "weights": loaded.fingerprint,
-        "fittings": sorted({*before, *(fitting.folder for fitting in run.fittings)}),
+        "fittings": sorted({*_fittings(_read(folder / DONE)), *(fitting.folder for fitting in run.fittings)}),
+        "validation": CROSS_FITTED,
         "best_epoch": trained.best_epoch,
         "epochs": trained.epochs,
         "seconds": round(_trained_s(folder) + time.monotonic() - start, 1),
@@ -213,28 +224,64 @@ def _trained_s(folder: Path) -> float:
 def _need_all(outcome: Outcome) -> None:
     """SegcalError unless every case was evaluated."""
     if outcome.evaluation is None or outcome.failures:
-        first = outcome.failures[0]
-        raise SegcalError(
-            f"every case must be evaluated; {len(outcome.failures)} failed, the first {first.case}: {first.message}"
-        )
+        told = [f"{failure.case}: {failure.message.rstrip('.')}" for failure in outcome.failures]
+        raise SegcalError(f"every case must be evaluated; {len(told)} failed: {listed(told, 3, joint='; ')}.")
 
 
-def _fitted(run: Run, fitting: Fitting, folder: Path) -> Calibrator:
-    """The calibrator of this run, fitted to its validation cases unless that was done for these weights before."""
-    path, mark = folder / CALIBRATOR, folder / "weights.txt"
+def _fittings(facts: dict[str, Any]) -> list[str]:
+    """The calibrators whose results are there; none where validation cases were measured in another way."""
+    return list(facts.get("fittings", ())) if facts.get("validation") == CROSS_FITTED else []
+
+
+class _Fits(NamedTuple):
+    """A calibrator fitted to all validation cases, and for each case one without its patient (none: too few)."""
+
+    to_all: Calibrator
+    without: dict[str, Calibrator]
+
+
+def _fitted(run: Run, fitting: Fitting, folder: Path) -> _Fits:
+    """The calibrators of this run, fitted to its validation cases unless that was done for these weights before."""
+    cases = run.cases("validation")
+    names, patients = [case.name for case in cases], [case.patient for case in cases]
+    number = min(FOLDS, len(set(patients)))
+    groups = patient_folds(names, patients, number, seed=0) if number > 1 else []
+    parts = folder / "folds"
+    paths = {parts / f"{_fold_key(run, names, group)}.json": group for group in groups}
+    whole, mark = folder / CALIBRATOR, folder / "weights.txt"
+    there = [*paths, whole] if _read_text(mark) == run.fingerprint else list(paths)
+    fits = {path: calibrator for path in there if (calibrator := _loaded(path)) is not None}
+    make_folder(parts)
+    if missing := [path for path in (*paths, whole) if path not in fits]:
+        with spooled(run, folder) as spool:
+            for path in missing:
+                rest = [i for i, name in enumerate(names) if name not in paths.get(path, ())]
+                fits[path] = fitting.make().fit(spool.only(rest))
+                fits[path].save(path)
+        write_whole(mark, run.fingerprint.encode())
+    keep_only(parts, paths)
+    return _Fits(fits[whole], {name: fits[path] for path, group in paths.items() for name in group})
+
+
+def _fold_key(run: Run, names: list[str], held_out: list[str]) -> str:
+    """Names a fit: other weights, or other cases, give another key."""
+    return hashlib.sha256(json.dumps([run.fingerprint, names, held_out]).encode()).hexdigest()[:16]
+
+
+def _loaded(path: Path) -> Calibrator | None:
     with suppress(OSError, SegcalError):
-        if mark.read_text(encoding="utf-8") == run.fingerprint:
-            return load_calibrator(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    with spooled(run, folder) as cases:
-        fitted = fitting.make().fit(cases)
-    fitted.save(path)
-    write_whole(mark, run.fingerprint.encode())
-    return fitted
+        return load_calibrator(path)
+    return None
+
+
+def _read_text(path: Path) -> str | None:
+    with suppress(OSError, ValueError):
+        return path.read_text(encoding="utf-8")
+    return None
 
 
 @contextmanager
-def spooled(run: Run, folder: Path) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
+def spooled(run: Run, folder: Path) -> Iterator[Spool]:
     """Logits and labels of the validation cases, kept on disk while they are gone through as often as one likes."""
     for left in folder.glob(".logits-*"):  # by a process that was killed: the claim on the run is ours
         shutil.rmtree(left, ignore_errors=True)
@@ -246,15 +293,21 @@ def spooled(run: Run, folder: Path) -> Iterator[Iterable[tuple[Tensor, Tensor]]]
                 np.save(place / f"{count}.logits.npy", logits.numpy())
                 np.save(place / f"{count}.labels.npy", labels.numpy())
             count += 1
-        yield _Spool(place, count)
+        yield Spool(place, range(count))
 
 
-class _Spool:
-    def __init__(self, folder: Path, count: int) -> None:
-        self.folder, self.count = folder, count
+class Spool:
+    """Cases on disk, by their numbers."""
+
+    def __init__(self, folder: Path, numbers: Sequence[int]) -> None:
+        self.folder, self.numbers = folder, numbers
+
+    def only(self, numbers: Sequence[int]) -> Spool:
+        """Some of the cases."""
+        return Spool(self.folder, numbers)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for i in range(self.count):
+        for i in self.numbers:
             logits, labels = (
                 torch.from_numpy(np.load(self.folder / f"{i}.{name}.npy", mmap_mode="c"))
                 for name in ("logits", "labels")

@@ -90,7 +90,7 @@ function drawTable() {
     else cell.removeAttribute("aria-sort");
   }
   const part = shown.length < found.length ? `, the first ${shown.length} shown` : "";
-  document.getElementById("cases-shown").textContent = `${found.length} of ${rows.length} rows${part}`;
+  document.getElementById("cases-shown").textContent = `${found.length} of ${rows.length} ${rows.length === 1 ? "row" : "rows"}${part}`;
   document.getElementById("more").hidden = shown.length === found.length;
 }
 
@@ -120,6 +120,17 @@ function step(id, i) {
   if (!link.hidden) link.setAttribute("href", caseLink(i).getAttribute("href"));
 }
 
+// The maps of a case that the report shows, again.
+function caseMaps(i) {
+  const own = [...document.querySelectorAll("#maps figure")].filter((figure) => figure.dataset.case === CASES.names[i]);
+  const copies = own.map((figure) => {
+    const copy = figure.cloneNode(true);
+    copy.querySelector("figcaption").replaceChildren(figure.querySelector("figcaption span").textContent);
+    return copy;
+  });
+  return copies.length ? [html("h2", { text: "Probability maps" }), html("div", { class: "maps" }, ...copies)] : [];
+}
+
 function drawCase(i) {
   document.getElementById("case-title").textContent = CASES.names[i];
   const patient = CASES.patients[i] === CASES.names[i] ? [] : [`Patient ${CASES.patients[i]}`];
@@ -131,6 +142,7 @@ function drawCase(i) {
     return html("div", {}, html("h2", { text: name + absent }), pair);
   });
   document.getElementById("case-figures").replaceChildren(...groups);
+  document.getElementById("case-maps").replaceChildren(...caseMaps(i));
   step("case-before", i - 1);
   step("case-after", i + 1);
 }

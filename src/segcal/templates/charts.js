@@ -44,9 +44,9 @@ function binText([bin, count, confidence, frequency, low, high]) {
   return [
     `Bin ${range(bin, DATA.bins)}`,
     `Confidence ${percent(confidence)}`,
-    `Frequency ${percent(frequency)}, band ${percent(low)} to ${percent(high)}`,
-    `Gap ${Math.abs(gap).toFixed(1)} points${Math.abs(gap) < 0.05 ? "" : gap > 0 ? ", overconfident" : ", underconfident"}`,
-    `${whole.format(count)} voxels`,
+    `Frequency ${percent(frequency)}${low === null ? "" : `, band ${percent(low)} to ${percent(high)}`}`,
+    `Gap ${Math.abs(gap).toFixed(1)} points${Math.abs(gap) < 0.05 ? "" : gap > 0 ? ", too high" : ", too low"}`,
+    `${whole.format(count)} ${count === 1 ? "voxel" : "voxels"}`,
   ].join("\n");
 }
 
@@ -59,7 +59,7 @@ function reliabilityChart(rows, method, title, ticks = TICKS) {
   root.append(group);
   const wide = frame.size / DATA.bins;
   for (const [bin, , , , low, high] of rows) {
-    root.append(svg("rect", { x: x(bin / DATA.bins), y: y(high), width: wide, height: Math.max(0.5, y(low) - y(high)), class: "band" }));
+    if (low !== null) root.append(svg("rect", { x: x(bin / DATA.bins), y: y(high), width: wide, height: Math.max(0.5, y(low) - y(high)), class: "band" }));
   }
   const points = rows.map((row) => [x(row[2]), y(row[3])]);
   root.append(path(points, "trace"), ...points.map(([cx, cy]) => svg("circle", { cx, cy, r: 3.6, class: "dot" })));

@@ -50,7 +50,8 @@ function drawSpread(chosen) {
 
 function drawRadar() {
   const figures = DATA.radar.map((radar) => {
-    const caption = `${radar.cases === "all" ? "All" : "The"} ${radar.number} ${radar.cases === "all" ? "" : "complete "}cases`;
+    const cases = radar.number === 1 ? "case" : "cases";
+    const caption = radar.cases === "all" ? `All ${radar.number} ${cases}` : `The ${radar.number} complete ${cases}`;
     return html("figure", {}, html("figcaption", { text: caption }), radarChart(radar));
   });
   if (!figures.length) return;
@@ -98,6 +99,24 @@ function follow({ oldURL } = {}) {
   }
 }
 
+// A click, or Enter, on a map shows it as large as the window lets it; a click or Escape closes it.
+function startMaps() {
+  const large = document.getElementById("large");
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest(".enlarge");
+    if (!button) return;
+    const figure = button.closest("figure");
+    const picture = button.querySelector("img").cloneNode();
+    const name = `${figure.dataset.case}: ${(figure.querySelector("figcaption span") ?? figure.querySelector("figcaption")).textContent}`;
+    picture.alt = name;
+    const close = html("button", { type: "button", text: "Close" });
+    large.replaceChildren(html("p", {}, html("span", { text: name }), close), picture);
+    large.showModal();
+  });
+  large.addEventListener("click", () => large.close());
+  addEventListener("hashchange", () => large.close());
+}
+
 function startTheme() {
   const button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -130,6 +149,7 @@ onChoice("spread-class", drawSpread);
 document.getElementById("spread-key").replaceChildren(...shadeKey());
 drawRadar();
 startTable();
+startMaps();
 startTheme();
 startPrinting();
 addEventListener("hashchange", follow);

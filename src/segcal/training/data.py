@@ -20,10 +20,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from segcal.config import RunConfig
 from segcal.datasets import DataCase
 from segcal.distributed import Processes
+from segcal.ending import start_worker
+from segcal.errors import LARGEST_SEED
 from segcal.prepare import PreparedCase, PreparedStore
 
 FOREGROUND_SHARE = 0.5  # of patches drawn around a labelled voxel
-LARGEST_SEED = 2**32
 
 
 class Patches(Dataset[tuple[Tensor, Tensor]]):
@@ -145,6 +146,11 @@ def patch_loader(
         num_workers=training.loader_workers,
         multiprocessing_context="spawn" if training.loader_workers else None,
         persistent_workers=bool(training.loader_workers),
+        worker_init_fn=_start_loader,
         pin_memory=processes.device.type == "cuda",
     )
     return loader, order
+
+
+def _start_loader(number: int) -> None:
+    start_worker()

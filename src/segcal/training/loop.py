@@ -74,7 +74,7 @@ def train(
             _claim(folder, config, dataset, split, say)
         _check_alike(team.gather((config.hash, split)))  # once the first has looked at the folder
         log = Log(folder, loggers=loggers, say=say)
-        return _Training(config, folder, dataset, split, store, team, log).run(progress)
+        return _Training(config, folder, dataset, split, store, team, log, say).run(progress)
 
 
 def _claim(folder: Path, config: RunConfig, dataset: Dataset, split: Split, say: Callable[[str], None]) -> None:
@@ -132,9 +132,10 @@ class _Training:
         store: PreparedStore,
         team: Processes,
         log: Log,
+        say: Callable[[str], None],
     ) -> None:
         self.config, self.folder, self.dataset, self.store, self.team = config, folder, dataset, store, team
-        self.log = log
+        self.log, self.say = log, say
         by_name = {case.name: case for case in dataset.cases}
         self.cases = [by_name[name] for name in split.train]
         self.validation = [by_name[name] for name in split.validation]
@@ -163,9 +164,8 @@ class _Training:
         assert epochs is not None  # resolved
         done = self._resume()
         progress(done, epochs, "preparing images" if done == 0 else f"going on after epoch {done}")
-        for case in self.team.share([*self.cases, *self.validation]):
-            self.store.get(case)
-        self.team.wait()
+        if done < epochs:
+            self._prepare(lambda text: progress(done, epochs, text))
         network = self.team.wrap(self.network)
         loader, order = patch_loader(self.cases, self.store, self.config, self.team)
         for epoch in range(done + 1, epochs + 1):
@@ -215,6 +215,19 @@ class _Training:
             "seconds": round(seconds, 3),
         }  # fmt: skip
 
+    def _prepare(self, tell: Callable[[str], None]) -> None:
+        """Make the images ready that are not, and say where they are."""
+        cases = [*self.cases, *self.validation]
+        own = self.team.share(cases)
+        for i, case in enumerate(own, start=1):
+            tell(f"preparing image {i} of {len(own)}")
+            self.store.get(case)
+        self.team.wait()
+        if self.team.first:
+            size = self.store.size(cases) / 1e6
+            shown = f"{size / 1e3:.1f} GB" if size >= 1e3 else f"{size:.1f} MB"
+            self.say(f"the prepared images of {len(cases)} cases take {shown} in {self.store.folder}; runs share them")
+
     def rate(self, epoch: float) -> float:
         """Learning rate after so many epochs: a linear warm-up, then half a cosine down to zero."""
         training = self.config.training
@@ -230,7 +243,7 @@ class _Training:
             self.network, self.validation, self.store, self.dataset, self.config, self.team
         ).foreground()
         values = evaluation.case_values()
-        row = {metric: values["mean", metric].nanmean().item() for metric in ("dice", "ace", "ece", "mce")}
+        row = {metric: values[None, metric].nanmean().item() for metric in ("dice", "ace", "ece", "mce")}
         if self.best_epoch == 0 or row["dice"] > self.best_dice:
             self.best_epoch, self.best_dice = epoch, -math.inf if math.isnan(row["dice"]) else row["dice"]
             if self.team.first:

@@ -2,10 +2,11 @@
 
 Reading order: `pairing` (which files belong together), `arrays` (what a file holds), `orientation` (which way its axes
 run), `grids` (which axis is which and whether prediction and label lie in the same place), `cases` (a case read slab by
-slab), `predictions` (maps without labels, written elsewhere with other values), `writing` (how files take them).
+slab), `mismatch` (why files do not belong together), `predictions` (maps without labels, written elsewhere with other
+values), `writing` (how files take them).
 """
 
-from segcal.volumes.cases import Case, open_case
+from segcal.volumes.cases import Case, count_channels, open_case
 from segcal.volumes.grids import Grid
 from segcal.volumes.pairing import CaseFiles, Pairing, pair_cases
 from segcal.volumes.predictions import Prediction, PredictionFiles, find_predictions, open_prediction, places
@@ -17,6 +18,7 @@ __all__ = [
     "Pairing",
     "Prediction",
     "PredictionFiles",
+    "count_channels",
     "find_predictions",
     "open_case",
     "open_prediction",

@@ -136,7 +136,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
     """The file, opened; whatever goes wrong with it is a `FileError`."""
     try:
         if not path.is_file():  # opening a pipe would wait for ever
-            raise FileError(f"{path.name} must be a file; {'it is none' if path.exists() else 'it does not exist'}.")
+            raise FileError(f"{path.name} must be a file; {_no_file(path)}.")
         with path.open("rb") as file:
             if path.stat().st_size == 0:
                 raise FileError(f"{path.name} must hold an array; the file is empty.")
@@ -149,6 +149,12 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
         kind = {".npz": "an .npz file", ".npy": "an .npy file"}.get(path.suffix.lower(), "a NIfTI image")
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise FileError(f"{path.name} must be {kind}; it cannot be read ({reason}).") from error
+
+
+def _no_file(path: Path) -> str:
+    if path.exists():
+        return "it is none"
+    return "it is a link to what does not exist" if path.is_symlink() else "it does not exist"
 
 
 def _read_nifti(path: Path, file: BinaryIO, peek: bool) -> StoredArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from segcal.volumes.pairing import CaseFiles
 PROBABILITY_KEYS = ("probabilities", "softmax", "logits", "arr_0")
 LABEL_KEYS = ("labels", "label", "segmentation", "seg", "arr_0")
 _SCAN_VOXELS = 1 << 20
+_MOST_CLASSES = 15  # single integers up to this are rather a label map than 255ths of a probability
 _FULL_SCALE = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 
 
@@ -63,6 +64,8 @@ class Case:
         self._sources = sources
         self._label: StoredArray | None = label
         self._label_view = label_view
+        self.watch: Callable[[NDArray[Any]], None] = lambda probabilities: None
+        """Sees all (class, voxel) values that are read, before whoever asked for them."""
 
     def slabs(self, most_voxels: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Probabilities (class, voxel) and labels (voxel) or (region, voxel), of at most `most_voxels` voxels each.
@@ -89,6 +92,7 @@ class Case:
             raise FileError(f"{self.name}: the case must be open; it has been closed.")
         label_view, *blocks = views
         probabilities, labels = self._probabilities(blocks), whole_numbers(self.name, label_view, label)
+        self.watch(probabilities)
         for stored in (label, *(source.stored for source in self._sources)):
             stored.release()
         return probabilities, labels if len(labels) > 1 else labels[0]
@@ -134,6 +138,13 @@ def open_case(files: CaseFiles) -> Case:
     return Case(files.name, with_full_scale(files.name, sources), label, label_view, grid)
 
 
+def count_channels(files: CaseFiles) -> int:
+    """Of the predictions of a case, from headers alone; `FileError` or `GridError` as by `open_case`."""
+    label = read_array(files.label, keys=LABEL_KEYS, peek=True)
+    stored = [read_array(path, keys=PROBABILITY_KEYS, peek=True) for path in files.predictions]
+    return sum(len(view) for view in fit(files.name, label, stored)[1])
+
+
 def with_full_scale(case: str, sources: list[Source]) -> list[Source]:
     """The sources, those of unscaled integers with the integer that stands for 1."""
     integers = [source for source in sources if source.view.dtype.kind in "ui" and not source.stored.scaled]
@@ -143,22 +154,32 @@ def with_full_scale(case: str, sources: list[Source]) -> list[Source]:
                 f"{case}: probabilities must be floating point, scaled by a NIfTI slope, or uint8 or uint16; got "
                 f"{source.view.dtype.newbyteorder('=')} without a scale. If these are label maps, save probabilities."
             )
-    if not integers or (not _any_above_one(integers) and _hard(case, sources)):
+    largest = _largest(integers)
+    if largest <= 1 and (not integers or _hard(case, sources)):
         return sources
+    if sum(len(source.view) for source in sources) == 1 and largest <= _MOST_CLASSES:
+        raise FileError(
+            f"{case}: predictions must be probabilities; this looks like a label map: a single channel of integers up "
+            f"to {largest}. Give the probabilities (nnU-Net: --save_probabilities); save as floating point those that "
+            f"are so small."
+        )
     return [
         replace(source, full_scale=_FULL_SCALE[source.view.dtype.newbyteorder("=")]) if source in integers else source
         for source in sources
     ]
 
 
-def _any_above_one(sources: list[Source]) -> bool:
+def _largest(sources: list[Source]) -> int:
+    """The largest integer, or the first found beyond those of label maps; 0 where there is none."""
+    largest = 0
     for source in sources:
         (view,) = _in_stored_order(source.view)
         for box in _boxes(view.shape[1:], _SCAN_VOXELS):
-            if view[(slice(None), *box)].max() > 1:
-                return True
+            largest = max(largest, int(view[(slice(None), *box)].max()))
+            if largest > _MOST_CLASSES:
+                return largest
             source.stored.release()
-    return False
+    return largest
 
 
 def _hard(case: str, sources: list[Source]) -> bool:

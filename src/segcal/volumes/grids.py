@@ -21,6 +21,8 @@ from segcal.volumes.arrays import NNUNET_KEYS, Geometry, StoredArray
 from segcal.volumes.orientation import orientation_of
 
 _inverse: Any = inv_ornt_aff  # nibabel has no types
+BARE_HEADER = "bare header"
+CONTRADICTING_HEADERS = "contradicting headers"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SPACING_TOLERANCE = 1e-3  # relative; headers carry rounded voxel sizes
 _AFFINE_TOLERANCE_MM = 1e-2  # the two forms of a NIfTI affine differ by rounding
@@ -33,6 +35,8 @@ class Grid:
     shape: tuple[int, ...]
     spacing_mm: tuple[float, ...] | None = None
     affine: NDArray[np.float64] | None = None
+    doubts: tuple[str, ...] = ()
+    """What had to be assumed for prediction and label to lie here: BARE_HEADER, CONTRADICTING_HEADERS."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +84,14 @@ def fit(
     targets = _label_readings(label, last_first=predictions[0].geometry is not None)
     for target in targets:
         fitting = [_first_fit(prediction, target, alone=len(predictions) > 1) for prediction in predictions]
-        views = [view for view in fitting if view is not None]
-        if len(views) == len(fitting):
-            return target.values, views, target.grid(min(label.values.ndim, 3))
+        found = [fitted for fitted in fitting if fitted is not None]
+        if len(found) == len(fitting):
+            doubts = tuple(sorted({doubt for _, doubt in found if doubt is not None}))
+            grid = replace(target.grid(min(label.values.ndim, 3)), doubts=doubts)
+            return target.values, [view for view, _ in found], grid
     if not targets:
         raise GridError(f"{case}: labels must have 2 or 3 axes, and one of regions at most; got {_size(label)}.")
-    wrong = next(prediction for prediction, view in zip(predictions, fitting, strict=True) if view is None)
+    wrong = next(prediction for prediction, fitted in zip(predictions, fitting, strict=True) if fitted is None)
     raise GridError(f"{case}: {_difference(wrong, targets[-1], alone=len(predictions) > 1)}")
 
 
@@ -199,15 +205,35 @@ def _squeeze(stored: StoredArray) -> StoredArray:
     return stored if values is stored.values else replace(stored, values=values)
 
 
-def _first_fit(prediction: StoredArray, target: Reading, *, alone: bool) -> NDArray[Any] | None:
-    """The prediction on the target's grid, by the first reading that lies there; `alone`: as a single class."""
+def _first_fit(prediction: StoredArray, target: Reading, *, alone: bool) -> tuple[NDArray[Any], str | None] | None:
+    """The prediction on the target's grid, by the first reading that lies there, and what is doubtful about it.
+
+    `alone`: as a single class.
+    """
     if prediction.turned and target.geometry is not None:
-        return _turn_back(prediction, target)
+        view = _turn_back(prediction, target)
+        return None if view is None else (view, None)
     for reading in _candidates(prediction, target, alone=alone):
         view = _onto(reading, target)
         if view is not None:
-            return view
+            return view, _doubt(reading, target)
     return None
+
+
+def _doubt(reading: Reading, target: Reading) -> str | None:
+    """What had to be assumed for a reading to lie on the target's grid; None where the headers agree in all they say.
+
+    Headers that contradict themselves in the same way agree.
+    """
+    here, there = reading.geometry, target.geometry
+    if here is None or there is None:
+        return None
+    fits = np.array(
+        [[_turn(reading.values, one, target.shape, onto) is not None for one in here.affines] for onto in there.affines]
+    )
+    if not fits.any():
+        return BARE_HEADER if here.bare != there.bare else None
+    return None if fits.any(0).all() and fits.any(1).all() else CONTRADICTING_HEADERS
 
 
 def _candidates(prediction: StoredArray, target: Reading, *, alone: bool) -> Iterator[Reading]:

@@ -219,7 +219,7 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
     """Files in our formats with their stems, by folder: the root and its subfolders, or what lies one level deeper.
 
     Hidden ones are left out, and copies of label maps that nnU-Net makes beside its folds. Links are followed, but no
-    folder is entered twice.
+    folder is entered twice. A link to nothing is a file here, so that whoever opens it fails.
     """
     found: dict[Path, dict[Path, str]] = {}
     level, seen = [root], set()
@@ -232,7 +232,7 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
                     continue
                 seen.add((place.st_dev, place.st_ino))
                 entries = sorted(path for path in folder.iterdir() if not path.name.startswith(_LEFT_OUT))
-                stems = {path: stem for path in entries if (stem := stem_of(path)) and path.is_file()}
+                stems = {path: stem for path in entries if (stem := stem_of(path)) and not path.is_dir()}
                 for path in stems:
                     _need_text(path)
                 if stems:

@@ -30,6 +30,7 @@ from segcal.volumes.arrays import (
 )
 from segcal.volumes.cases import PROBABILITY_KEYS, Source, with_full_scale
 from segcal.volumes.grids import Grid, arrange, space_of_one_class
+from segcal.volumes.mismatch import files_in
 from segcal.volumes.pairing import Claim, Numbered, claims_of_predictions, is_array, name_of_prediction
 from segcal.volumes.writing import FLOAT32, Form, fill, own_form, room_for, write_like, write_maps
 
@@ -67,7 +68,7 @@ def find_predictions(path: Path, *, classes: int | None = None) -> list[Predicti
         )
     claims = claims_of_predictions(path, together=lambda files: _are_classes(files, classes))
     if not claims:
-        raise FileError(f"{path} must hold predictions, as {', '.join(EXTENSIONS)} files; there are none.")
+        raise FileError(f"{path} must hold predictions, as {', '.join(EXTENSIONS)} files; it holds {files_in(path)}.")
     named = _by_name(_without_decisions(claims))
     return [PredictionFiles(name, files, _reference(files, name)) for name, files in sorted(named.items())]
 
