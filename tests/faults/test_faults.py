@@ -371,32 +371,38 @@ def test_a_second_process_in_the_same_place_is_refused_and_a_dead_ones_lock_is_n
 
 
 HOLD = """
-import sys
+import sys, time
 from pathlib import Path
 from segcal.errors import ConfigError
 from segcal.files import locked
 folder = Path(sys.argv[1])
-held = 0
-for _ in range(3000):
+held = refused = 0
+print("ready", flush=True)
+sys.stdin.readline()
+while held < 300:
     try:
         with locked(folder / ".lock", folder):
             (folder / "inside").mkdir()  # fails if another is there
             (folder / "inside").rmdir()
             held += 1
     except ConfigError:
-        pass
-print(held)
+        refused += 1
+        time.sleep(0)  # whoever holds it may need this core
+print(refused)
 """
 
 
 def test_a_lock_that_is_removed_and_made_again_is_never_held_by_two(tmp_path):
-    workers = [
-        subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(3)
-    ]
-    ended = [worker.communicate() for worker in workers]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    workers = [subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], **pipes) for _ in range(3)]
+    for worker in workers:
+        assert worker.stdout.readline() == b"ready\n"
+    for worker in workers:
+        worker.stdin.write(b"go\n")
+        worker.stdin.flush()
+    ended = [worker.communicate(timeout=120) for worker in workers]
     assert [errors for _, errors in ended] == [b""] * 3
-    assert all(int(held) > 0 for held, _ in ended)
+    assert sum(int(refused) for refused, _ in ended) > 0, "they never met"
     assert not list(tmp_path.iterdir())
 
 
