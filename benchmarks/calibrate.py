@@ -15,7 +15,7 @@ from measure import peak_and_output, write_rows
 STREAM = """
 import time
 import torch
-from segcal.scaling import make_calibrator
+from segcal.calibrators import make_calibrator
 
 class Stream:
     def __init__(self, voxels):

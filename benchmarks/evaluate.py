@@ -16,7 +16,7 @@ from monai.metrics import CalibrationErrorMetric, DiceMetric
 
 from measure import HIGH_WATER, alternate, write_rows
 from phantom import logits_and_labels
-from segcal.measure import Options, measure_voxels
+from segcal.evaluation.measure import Options, measure_voxels
 
 
 def against_monai() -> list[dict[str, object]]:
@@ -93,7 +93,7 @@ PEAK = (
     HIGH_WATER
     + """
 import json, sys
-from segcal.cohort import evaluate
+from segcal.evaluation.cohort import evaluate
 if __name__ == "__main__":
     outcome = evaluate(sys.argv[1] + "/predictions", sys.argv[1] + "/labels", sys.argv[2])
     count = outcome.evaluation.statistics.count.sum(-1).max().item()

@@ -21,7 +21,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
-from segcal.scaling import Temperature
+from segcal.calibrators import Temperature
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # small datasets and networks
 
@@ -83,8 +83,8 @@ def train_small(folder: Path) -> Path:
     import layouts
     import tiny
 
-    from segcal.config import make_config
     from segcal.training import train
+    from segcal.training.config import make_config
 
     root = layouts.write_amos(folder / "data", mr_cases=0)
     changes = [

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from segcal.comparison import compare
-from segcal.evaluation import Evaluation
-from segcal.inference import measure_logits, measuring_options
-from segcal.prepare import read_labels
-from segcal.results import stack_cases
-from segcal.runs import Run, load_run
-from segcal.scaling import CALIBRATORS, Calibrator, make_calibrator
+from segcal.calibrators import CALIBRATORS, Calibrator, make_calibrator
+from segcal.comparison.comparison import compare
+from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.results import stack_cases
+from segcal.training.inference import measure_logits, measuring_options
+from segcal.training.preprocessing import read_labels
+from segcal.training.runs import Run, load_run
 
 VARIANTS: dict[str, dict[str, object]] = {
     "temperature, one epoch": {"method": "temperature", "protocol": "one-epoch"},

@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 
 from measure import write_rows
-from segcal.config import RunConfig, make_config
 from segcal.datasets import open_dataset
-from segcal.distributed import Processes
-from segcal.inference import build_network
-from segcal.prepare import PreparedStore
 from segcal.study import make_plan, read_study
+from segcal.training.config import RunConfig, make_config
 from segcal.training.data import patch_loader
+from segcal.training.distributed import Processes
+from segcal.training.inference import build_network
+from segcal.training.preprocessing import PreparedStore
 
 
 def main() -> None:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from segcal import Binning, BinStatistics, ace, bin_statistics, ece
-from segcal.colours import BLUE, GREY, VERMILLION
 from segcal.datasets.phantom import CLASSES, phantom_case
-from segcal.diagrams import reliability
+from segcal.evaluation.diagrams import reliability
 from segcal.plots import COLUMN_IN, PAGE_IN, memberships, new_figure, reliability_grid, save_figure
+from segcal.plots.colors import BLUE, GREY, VERMILLION
 from segcal.plots.style import legend, plain_axes
 
 IMAGES = Path(__file__).parent / "images"

@@ -12,9 +12,9 @@ from handmade import evaluation_of
 from scipy import stats as scipy_stats
 
 from segcal import Evaluation, OverlapCounts, ScoreSums, bin_statistics, compare
-from segcal.diagrams import normalise, pareto_front, reliability, reliability_histogram
-from segcal.intervals import holm
-from segcal.scaling import Temperature, make_calibrator
+from segcal.calibrators import Temperature, make_calibrator
+from segcal.evaluation.diagrams import normalise, pareto_front, reliability, reliability_histogram
+from segcal.evaluation.intervals import holm
 from segcal.study.choose import Candidate, choose, parse_rule
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "numbers.md"

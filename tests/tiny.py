@@ -7,11 +7,11 @@ from pathlib import Path
 import layouts
 import torch
 
-from segcal.checkpoint import BEST, save_checkpoint
-from segcal.config import RunConfig, make_config
 from segcal.datasets import open_dataset
-from segcal.inference import build_network
-from segcal.runs import remember
+from segcal.training.checkpoint import BEST, save_checkpoint
+from segcal.training.config import RunConfig, make_config
+from segcal.training.inference import build_network
+from segcal.training.runs import remember
 
 NETWORK = 'network.options={init_filters=4, blocks_down=[1, 1], norm="BATCH", dsdepth=2}'
 

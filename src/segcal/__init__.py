@@ -1,14 +1,32 @@
 """Probabilities of medical image segmentation that mean what they say.
 
-The public names, loaded on first use, so that `import segcal` costs nothing.
+The public names, loaded on first use, so that `import segcal` costs nothing. Type checkers read the imports below.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+from segcal._io.lazy import attach
 
 __version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from segcal.binning import Binning
+    from segcal.calibration.fitting import apply_calibrator, fit_calibrator
+    from segcal.calibrators import Calibrator, load_calibrator, make_calibrator
+    from segcal.collect import bin_statistics
+    from segcal.comparison.comparison import Comparison, compare
+    from segcal.errors import ConfigError, FileError, GridError, LabelError, RangeError, SegcalError, ShapeError
+    from segcal.evaluation.cohort import evaluate
+    from segcal.evaluation.evaluation import Evaluation
+    from segcal.losses import ACELoss, LossTerms, SegmentationLoss
+    from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
+    from segcal.plots import write_figures
+    from segcal.report import build_report
+    from segcal.scores import OverlapCounts, ScoreSums, brier, dice, nll
+    from segcal.statistics import BinStatistics
+    from segcal.volumes.regions import Regions
 
 _HOME = {
     "Binning": "binning",
@@ -22,26 +40,26 @@ _HOME = {
     "underconfidence": "metrics",
     "micro": "metrics",
     "equal_mass": "metrics",
-    "OverlapCounts": "overlap",
-    "ScoreSums": "overlap",
-    "dice": "overlap",
-    "brier": "overlap",
-    "nll": "overlap",
-    "Evaluation": "evaluation",
-    "evaluate": "cohort",
-    "compare": "comparison",
-    "Comparison": "comparison",
-    "build_report": "report",
-    "write_figures": "plots",
-    "Regions": "regions",
+    "OverlapCounts": "scores",
+    "ScoreSums": "scores",
+    "dice": "scores",
+    "brier": "scores",
+    "nll": "scores",
     "ACELoss": "losses",
     "SegmentationLoss": "losses",
     "LossTerms": "losses",
-    "Calibrator": "scaling",
-    "make_calibrator": "scaling",
-    "load_calibrator": "scaling",
-    "fit_calibrator": "calibration",
-    "apply_calibrator": "calibration",
+    "Calibrator": "calibrators",
+    "make_calibrator": "calibrators",
+    "load_calibrator": "calibrators",
+    "Regions": "volumes.regions",
+    "Evaluation": "evaluation.evaluation",
+    "evaluate": "evaluation.cohort",
+    "Comparison": "comparison.comparison",
+    "compare": "comparison.comparison",
+    "write_figures": "plots",
+    "build_report": "report",
+    "fit_calibrator": "calibration.fitting",
+    "apply_calibrator": "calibration.fitting",
     "SegcalError": "errors",
     "ConfigError": "errors",
     "ShapeError": "errors",
@@ -50,14 +68,47 @@ _HOME = {
     "FileError": "errors",
     "GridError": "errors",
 }
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "ACELoss",
+    "BinStatistics",
+    "Binning",
+    "Calibrator",
+    "Comparison",
+    "ConfigError",
+    "Evaluation",
+    "FileError",
+    "GridError",
+    "LabelError",
+    "LossTerms",
+    "OverlapCounts",
+    "RangeError",
+    "Regions",
+    "ScoreSums",
+    "SegcalError",
+    "SegmentationLoss",
+    "ShapeError",
+    "__version__",
+    "ace",
+    "apply_calibrator",
+    "bin_statistics",
+    "brier",
+    "build_report",
+    "compare",
+    "dice",
+    "ece",
+    "equal_mass",
+    "evaluate",
+    "fit_calibrator",
+    "load_calibrator",
+    "make_calibrator",
+    "mce",
+    "micro",
+    "nll",
+    "overconfidence",
+    "signed_gap",
+    "underconfidence",
+    "write_figures",
+]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'segcal' has no attribute {name!r}")
-    return getattr(import_module(f"segcal.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, _HOME)

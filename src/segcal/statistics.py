@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from segcal._io.files import read_npz, write_npz
 from segcal.binning import Binning
 from segcal.errors import ConfigError, SegcalError, ShapeError, one_of
-from segcal.files import read_npz, write_npz
 
 FORMAT = "segcal bin statistics 1"
 SUMS = ("count", "confidence_sum", "label_sum")

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import segcal
 from segcal import ConfigError, Evaluation, SegcalError, evaluate
+from segcal.calibrators import Temperature
 from segcal.cli import app
-from segcal.runs import evaluate_run, load_run
-from segcal.scaling import Temperature
 from segcal.training import train
+from segcal.training.runs import evaluate_run, load_run
 
 dask = pytest.importorskip("dask", reason="dask[distributed] is not installed")
 distributed = pytest.importorskip("distributed", reason="dask[distributed] is not installed")

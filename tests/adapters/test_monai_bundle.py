@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 
 from segcal.adapters import monai_bundle
 from segcal.adapters.monai_bundle import export_bundle
+from segcal.calibrators import Temperature, make_calibrator
 from segcal.cli import app
 from segcal.errors import ConfigError, FileError
-from segcal.runs import image_cases, load_run, predict
-from segcal.scaling import Temperature, make_calibrator
 from segcal.training import train
+from segcal.training.runs import image_cases, load_run, predict
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

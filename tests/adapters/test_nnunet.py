@@ -24,9 +24,9 @@ from typer.testing import CliRunner
 
 from segcal import ConfigError
 from segcal.adapters.nnunet import TRAINERS, PlusACE, nnUNetTrainerHardACE, nnUNetTrainerSoftACE
+from segcal.calibrators import Temperature
 from segcal.cli import app
-from segcal.regions import read_ignored, read_regions
-from segcal.scaling import Temperature
+from segcal.volumes.regions import read_ignored, read_regions
 
 pytestmark = pytest.mark.peers
 

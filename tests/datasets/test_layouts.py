@@ -9,7 +9,7 @@ import pytest
 
 from segcal.datasets import dataset_names, describe, known_dataset, open_dataset
 from segcal.errors import ConfigError, FileError
-from segcal.regions import BUILT_IN
+from segcal.volumes.regions import BUILT_IN
 
 WRITERS = {
     "acdc": layouts.write_acdc,

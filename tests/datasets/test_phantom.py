@@ -7,11 +7,11 @@ import nibabel
 import numpy as np
 import pytest
 
-from segcal.cohort import evaluate
 from segcal.datasets import make_phantom, make_split, open_dataset
 from segcal.datasets import phantom as source
 from segcal.datasets.phantom import DRAW_SIGMA_MM, SPACING_MM, phantom_case
 from segcal.errors import ConfigError, FileError
+from segcal.evaluation.cohort import evaluate
 
 SMALL = (40, 40, 26)
 CASES = 10

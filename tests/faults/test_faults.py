@@ -30,13 +30,17 @@ import tiny
 import torch
 from typer.testing import CliRunner
 
-from segcal import calibration, cohort, evaluate, files, runs
+from segcal import evaluate
+from segcal._io import files
+from segcal.calibration import fitting as calibration
 from segcal.cli import app
 from segcal.datasets import make_phantom
 from segcal.errors import FileError
-from segcal.measure import stamp
+from segcal.evaluation import cohort
+from segcal.evaluation.measure import stamp
 from segcal.study.figures import Drawn
 from segcal.study.work import spooled
+from segcal.training import runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = (9, 8, 7)
@@ -111,7 +115,7 @@ COMMANDS = {
     "evaluate": Command(
         lambda data, out: ["evaluate", data / "maps", data / "labels", "--out", out],
         contents(".csv", ".json", ".npz"),
-        "segcal.cohort.measure_case",
+        "segcal.evaluation.cohort.measure_case",
         GOES_ON,
     ),
     "fit": Command(
@@ -120,13 +124,13 @@ COMMANDS = {
             *("--out", out / "calibrator.json"),
         ],
         contents(".json"),
-        "segcal.calibration.measure_case",
+        "segcal.calibration.fitting.measure_case",
         "Nothing was written",
     ),
     "apply": Command(
         lambda data, out: ["calibrate", "apply", data / "calibrator.json", data / "maps", "--out", out],
         contents(".json", ".gz"),
-        "segcal.calibration.open_prediction",
+        "segcal.calibration.fitting.open_prediction",
         GOES_ON,
     ),
     "compare": Command(
@@ -151,7 +155,7 @@ COMMANDS = {
     "predict": Command(
         lambda data, out: ["predict", data / "run", "--out", out, "--split", "validation"],
         contents(".json", ".gz"),
-        "segcal.runs.prepare_case",
+        "segcal.training.runs.prepare_case",
         GOES_ON,
     ),
     "study": Command(
@@ -374,7 +378,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from segcal.errors import ConfigError
-from segcal.files import locked
+from segcal._io.files import locked
 folder = Path(sys.argv[1])
 held = refused = 0
 print("ready", flush=True)
@@ -481,7 +485,7 @@ def test_a_stamp_tells_a_file_from_another_and_stays_while_it_is_read(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from segcal.files import new_file
+from segcal._io.files import new_file
 with new_file(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()
@@ -568,7 +572,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(name, data, calm,
     with monkeypatch.context() as patch:
         patch.setattr(files, "new_file", interrupted)
         patch.setattr("segcal.volumes.predictions.new_file", interrupted)
-        patch.setattr("segcal.runs.new_file", interrupted)
+        patch.setattr("segcal.training.runs.new_file", interrupted)
         done = run(name, data, out)
     assert done.exit_code == 130, done.output
     assert "Stopped." in said(done)

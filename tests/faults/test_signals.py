@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import tiny
 
-from segcal.cohort import evaluate
+from segcal._io.ending import Ended, ending_in_order, import_whole
 from segcal.datasets import make_phantom
-from segcal.ending import Ended, ending_in_order, import_whole
+from segcal.evaluation.cohort import evaluate
 
 PATIENCE_S = 20
 CASES = 300

@@ -16,8 +16,8 @@ import tiny
 from typer.testing import CliRunner
 
 from segcal.cli import app
-from segcal.config import read_config
 from segcal.datasets import make_phantom, make_split, open_dataset, write_split
+from segcal.training.config import read_config
 
 NAME = "Größe ≤ λ"  # the first word is in cp1252, the others are not
 

@@ -78,7 +78,7 @@ def _case(prediction: str, label: str, *, spoilt: str) -> Callable[[Path], Path]
 
 def _measure(path: Path) -> None:
     """As `evaluate` measures the case; where it is a prediction, also as `calibrate` reads it."""
-    from segcal.measure import Options, measure_case
+    from segcal.evaluation.measure import Options, measure_case
     from segcal.volumes import find_predictions, open_prediction, pair_cases
 
     root = path.parent.parent
@@ -116,7 +116,7 @@ def _file(name: str, text: str) -> Callable[[Path], Path]:
 
 
 def _write_config(folder: Path) -> Path:
-    from segcal.config import make_config
+    from segcal.training.config import make_config
 
     path = folder / "run.toml"
     make_config(dataset="phantom", root="data", method="soft-ace").save(path)
@@ -124,7 +124,7 @@ def _write_config(folder: Path) -> Path:
 
 
 def _read_config(path: Path) -> None:
-    from segcal.config import make_config, read_config
+    from segcal.training.config import make_config, read_config
 
     config = read_config(path)
     again = path.with_name("again.toml")
@@ -182,7 +182,7 @@ ignore = 9
 
 
 def _read_regions(path: Path) -> None:
-    from segcal.regions import read_regions
+    from segcal.volumes.regions import read_regions
 
     regions = read_regions(str(path))
     for name in regions.members:
@@ -190,7 +190,7 @@ def _read_regions(path: Path) -> None:
 
 
 def _read_classes(path: Path) -> None:
-    from segcal.regions import read_class_names, read_ignored
+    from segcal.volumes.regions import read_class_names, read_ignored
 
     read_class_names(str(path))
     read_ignored(str(path))
@@ -218,7 +218,7 @@ def _open(layout: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         from segcal.datasets import make_split, open_dataset, write_split
         from segcal.errors import SegcalError
-        from segcal.regions import read_class_names, read_ignored
+        from segcal.volumes.regions import read_class_names, read_ignored
 
         dataset = open_dataset(layout, path.parent)
         for problem in dataset.problems:
@@ -240,9 +240,9 @@ def _read_split(path: Path) -> None:
 
 
 def _open_image(path: Path) -> None:
-    from segcal.config import DataConfig
     from segcal.datasets import check_dataset, open_dataset
-    from segcal.prepare import prepare_case
+    from segcal.training.config import DataConfig
+    from segcal.training.preprocessing import prepare_case
 
     dataset = open_dataset("decathlon", path.parent.parent)
     for problem in check_dataset(dataset).problems:
@@ -260,7 +260,7 @@ def _write_calibrator(method: str) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         import torch
 
-        from segcal.scaling import make_calibrator
+        from segcal.calibrators import make_calibrator
 
         torch.manual_seed(0)
         logits = torch.randn(2, 3, 6, 6, 6)
@@ -276,7 +276,7 @@ def _write_calibrator(method: str) -> Callable[[Path], Path]:
 def _load_calibrator(path: Path) -> None:
     import torch
 
-    from segcal.scaling import load_calibrator
+    from segcal.calibrators import load_calibrator
 
     calibrator = load_calibrator(path)
     calibrator.save(path.with_name("again.json"))
@@ -295,8 +295,8 @@ def _write_evaluation(folder: Path) -> Path:
 
 
 def _load_evaluation(path: Path) -> None:
-    from segcal.evaluation import Evaluation
-    from segcal.tables import summary_table, to_html
+    from segcal.comparison.tables import summary_table, to_html
+    from segcal.evaluation.evaluation import Evaluation
 
     evaluation = Evaluation.load(path)
     repr(evaluation)
@@ -326,7 +326,7 @@ def _load_statistics(path: Path) -> None:
 def _write_checkpoint(folder: Path) -> Path:
     import torch
 
-    from segcal.checkpoint import save_checkpoint
+    from segcal.training.checkpoint import save_checkpoint
 
     path = folder / "best.pt"
     save_checkpoint(path, {"network": torch.nn.Conv3d(1, 2, 3).state_dict(), "epoch": 3, "notes": [1.5, "a"]})
@@ -334,7 +334,7 @@ def _write_checkpoint(folder: Path) -> Path:
 
 
 def _load_checkpoint(path: Path) -> None:
-    from segcal.checkpoint import load_checkpoint
+    from segcal.training.checkpoint import load_checkpoint
 
     load_checkpoint(path)
 
@@ -354,7 +354,7 @@ def _write_run(file: str) -> Callable[[Path], Path]:
 
 def _predict(path: Path) -> None:
     """As `predict --images` does, and again: what is there stays."""
-    from segcal.runs import image_cases, load_run, predict
+    from segcal.training.runs import image_cases, load_run, predict
 
     root = path.parent.parent
     shutil.rmtree(root / "out", ignore_errors=True)
@@ -384,7 +384,7 @@ def _write_ledger(folder: Path) -> Path:
 
 
 def _apply_to(folder: Path, calibrator: Path) -> None:
-    from segcal.calibration import apply_calibrator
+    from segcal.calibration.fitting import apply_calibrator
 
     maps = np.random.default_rng(0).dirichlet(np.ones(3), SHAPE).astype(np.float32)
     done = apply_calibrator(calibrator, _volume(folder / "maps" / "case.nii.gz", maps).parent, folder / "out")

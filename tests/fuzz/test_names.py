@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 import segcal
 from segcal import ConfigError, FileError, SegcalError
+from segcal.calibrators import Temperature
 from segcal.cli import app
-from segcal.config import make_config
 from segcal.datasets import Split, make_split, open_dataset, read_split, write_split
-from segcal.evaluation import Evaluation
-from segcal.inference import build_network
+from segcal.evaluation.evaluation import Evaluation
 from segcal.report import build_report
-from segcal.scaling import Temperature
+from segcal.training.config import make_config
+from segcal.training.inference import build_network
 from segcal.volumes import pair_cases
 
 PACKAGE = Path(segcal.__file__).parent

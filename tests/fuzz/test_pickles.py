@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from segcal import Binning, SegcalError
 from segcal.cli import app
-from segcal.evaluation import Evaluation
-from segcal.runs import load_run
+from segcal.evaluation.evaluation import Evaluation
 from segcal.statistics import BinStatistics
 from segcal.training import train
+from segcal.training.runs import load_run
 
 
 class Planted:
@@ -169,7 +169,7 @@ def trained(tmp_path_factory, one_thread):
 
 @pytest.mark.parametrize("plant", [as_pickle, as_torch, as_old_torch])
 def test_in_a_checkpoint_that_predicts(trained, tmp_path, place, plant):
-    """tests/runs/test_training.py has the one that training goes on from."""
+    """tests/training/test_training.py has the one that training goes on from."""
     shutil.copytree(trained / "run", tmp_path / "run")
     plant(tmp_path / "run" / "best.pt", place)
     with pytest.raises(SegcalError, match=r"best\.pt must be a checkpoint of a run"):

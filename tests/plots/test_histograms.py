@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from segcal import diagrams
+from segcal.evaluation import diagrams
 from segcal.plots import histogram_grid, new_figure, reliability_histogram
 
 

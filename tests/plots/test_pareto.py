@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from matplotlib.lines import Line2D
 
 from segcal import ConfigError
-from segcal.diagrams import pareto_front
+from segcal.evaluation.diagrams import pareto_front
 from segcal.plots import TradeOff, method_colours, new_figure, pareto, pareto_figure
 
 NAN = math.nan

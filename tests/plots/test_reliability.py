@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.diagrams import Reliability, reliability
+from segcal.evaluation.diagrams import Reliability, reliability
 from segcal.plots import new_figure, reliability_diagram, reliability_grid
 
 OVER, UNDER = "#D55E00", "#56B4E9"

@@ -4,7 +4,7 @@ import matplotlib
 import pytest
 
 from segcal import ConfigError, Evaluation
-from segcal.files import file_stems
+from segcal._io.files import file_stems
 from segcal.plots import write_figures
 
 

@@ -11,11 +11,8 @@ import torch
 from monai.inferers import sliding_window_inference
 from monai.networks import nets
 
-from segcal.config import make_config
 from segcal.datasets import known_dataset, make_split, open_dataset
-from segcal.distributed import Processes
 from segcal.errors import ConfigError
-from segcal.prepare import PreparedStore
 from segcal.study.estimate import (
     WINDOWS,
     Cost,
@@ -28,7 +25,10 @@ from segcal.study.estimate import (
     total,
 )
 from segcal.study.plan import Fitting, PlannedRun, make_plan, read_study
+from segcal.training.config import make_config
 from segcal.training.data import patch_loader
+from segcal.training.distributed import Processes
+from segcal.training.preprocessing import PreparedStore
 
 UNET = 'network={name="UNet", options={channels=[4, 8], strides=[2], num_res_units=0}}'
 

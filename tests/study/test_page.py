@@ -17,7 +17,8 @@ import torch
 from handmade import evaluation_of
 from layouts import write_brats, write_decathlon
 
-from segcal.comparison import compare
+from segcal.comparison.comparison import compare
+from segcal.comparison.tables import Column
 from segcal.study import figures as drawing
 from segcal.study import summary
 from segcal.study.figures import map_cases, study_colours, write_figures
@@ -25,7 +26,6 @@ from segcal.study.page import build_page, key_results, lead_sentence
 from segcal.study.plan import make_plan, read_study
 from segcal.study.summary import collect, relative_changes, study_tables
 from segcal.study.work import DONE, SIDES, Workshop
-from segcal.tables import Column
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 STUDY = f"""

@@ -17,14 +17,14 @@ from layouts import write_acdc
 from typer.testing import CliRunner
 
 from segcal import Evaluation, SegcalError, ace, bin_statistics
+from segcal.calibrators import make_calibrator
 from segcal.cli import app
-from segcal.results import Failure
-from segcal.runs import load_run
-from segcal.scaling import make_calibrator
+from segcal.evaluation.results import Failure
 from segcal.study import open_study, read_study, work
 from segcal.study.choose import parse_rule
 from segcal.study.figures import Drawn
 from segcal.study.summary import DatasetResults, _chosen, choice_sentences, collect
+from segcal.training.runs import load_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STUDY = """
@@ -132,7 +132,7 @@ def test_results_of_a_fit_to_the_same_cases_are_done_again_and_nothing_else(shop
 def test_killed_between_two_fits_it_goes_on_to_the_same_numbers(shop, tmp_path, monkeypatch):
     write_study(tmp_path)
     script = (
-        "import os, signal, segcal.scaling.calibrator as c, segcal.study as study\n"
+        "import os, signal, segcal.calibrators.calibrator as c, segcal.study as study\n"
         "fits, save = [], c.Calibrator.save\n"
         "def die(self, path):\n"
         "    if 'calibrated' in str(path):\n"

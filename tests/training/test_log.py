@@ -10,8 +10,8 @@ import pytest
 import tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from segcal.checkpoint import load_checkpoint
 from segcal.training import train
+from segcal.training.checkpoint import load_checkpoint
 from segcal.training.log import Log
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from monai import transforms
 
-from segcal.config import make_config
-from segcal.distributed import Processes
-from segcal.prepare import Geometry, PreparedCase
+from segcal.training.config import make_config
 from segcal.training.data import EpochOrder, Patches, augmentation, cut_patch, patch_loader, patch_start
+from segcal.training.distributed import Processes
+from segcal.training.preprocessing import Geometry, PreparedCase
 
 SHAPE, PATCH = (20, 18, 16), (12, 8, 8)
 CLASSES = 4

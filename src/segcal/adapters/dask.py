@@ -18,7 +18,7 @@ from dask.distributed import Client, KilledWorker, as_completed
 
 import segcal
 from segcal.errors import ConfigError, SegcalError
-from segcal.results import Failure
+from segcal.evaluation.results import Failure
 
 
 class DaskCluster:

@@ -26,14 +26,14 @@ except ImportError:  # the same package under its older name
 
 from segcal.binning import Binning
 from segcal.collect import bin_statistics
-from segcal.diagrams import reliability
-from segcal.distributed import Processes
 from segcal.errors import ConfigError, LabelError, ShapeError, distinct, one_of
+from segcal.evaluation.diagrams import reliability
 from segcal.losses import Activation
 from segcal.metrics import ERRORS
 from segcal.plots.reliability import reliability_grid
 from segcal.plots.style import COLUMN_IN, PAGE_IN, SCREEN_DPI, default_settings, new_figure
 from segcal.statistics import BinStatistics
+from segcal.training.distributed import Processes
 
 _COLUMNS = 4  # of diagrams beside each other
 

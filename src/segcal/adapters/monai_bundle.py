@@ -1,7 +1,7 @@
 """A trained run as a MONAI bundle: a folder that predicts with MONAI alone, without segcal.
 
     from segcal.adapters.monai_bundle import export_bundle
-    from segcal.runs import load_run
+    from segcal.training.runs import load_run
 
     export_bundle(load_run("runs/soft-ace", with_data=False), "bundle")
 
@@ -35,11 +35,11 @@ from monai.utils import IgniteInfo
 from torch import Tensor
 
 import segcal
+from segcal._io.files import write_whole
+from segcal.calibrators import Calibrator, LinearCalibrator, Temperature
 from segcal.errors import ConfigError, FileError
-from segcal.files import write_whole
-from segcal.prepare import OUTSIDE
-from segcal.runs import Run
-from segcal.scaling import Calibrator, LinearCalibrator, Temperature
+from segcal.training.preprocessing import OUTSIDE
+from segcal.training.runs import Run
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 NOT_STATED = "not stated"
@@ -168,7 +168,7 @@ def _check_network(definition: Mapping[str, Any], weights: Mapping[str, Tensor])
 
 
 def _network(run: Run) -> dict[str, Any]:
-    """As `segcal.inference.build_network` makes it."""
+    """As `segcal.training.inference.build_network` makes it."""
     name = run.config.network.name
     given = {"spatial_dims": 3, "in_channels": len(run.dataset.channels), "out_channels": len(run.dataset.classes)}
     takes = inspect.signature(type(run.network)).parameters
@@ -229,7 +229,7 @@ def _inference(run: Run, calibrator: Calibrator | None) -> dict[str, Any]:
 
 
 def _cases(channels: int) -> dict[str, Any]:
-    """NAME.nii.gz, or NAME_0000.nii.gz and so on for several channels, as `segcal.runs.image_cases` has them."""
+    """NAME.nii.gz, or NAME_0000.nii.gz and so on for several channels, as `training.runs.image_cases` has them."""
     return {
         "channels": channels,
         "files": "$sorted(file for file in glob.glob(os.path.join(glob.escape(@dataset_dir), '*'))"
@@ -246,7 +246,7 @@ def _cases(channels: int) -> dict[str, Any]:
 
 
 def _preprocessing(run: Run) -> dict[str, Any]:
-    """`segcal.prepare.prepare_case`."""
+    """`segcal.training.preprocessing.prepare_case`."""
     data = run.config.data
     low, high = data.window or (0.0, 1.0)
     window = data.intensity == "window"
@@ -289,7 +289,7 @@ def _preprocessing(run: Run) -> dict[str, Any]:
 
 
 def _postprocessing(run: Run, calibrator: Calibrator | None) -> dict[str, Any]:
-    """`segcal.prepare.restore`, the calibrator and the softmax; maps as `segcal predict` names them."""
+    """`segcal.training.preprocessing.restore`, the calibrator and the softmax; maps as `segcal predict` names them."""
     items: dict[str, Any] = {}
     steps = [_step("EnsureTyped", "pred", dtype="$torch.float32", device="$torch.device('cpu')")]
     invert = _step("Invertd", "pred", transform="@preprocessing", orig_keys="image", nearest_interp=False)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from segcal._io.words import counted
 from segcal.cli import app
 from segcal.cli.measuring import Classes, Ignore, Regions, Sigmoid, StrictGrid
 from segcal.cli.orderly import Verb, Verbs
@@ -21,10 +22,9 @@ from segcal.cli.shown import (
     show_tables,
     show_unpaired,
 )
-from segcal.words import counted
 
 if TYPE_CHECKING:
-    from segcal.calibration import Fitted
+    from segcal.calibration.fitting import Fitted
 
 calibrate = typer.Typer(cls=Verbs, help="Fit a calibrator to predictions and labels; apply it to other predictions.")
 app.add_typer(calibrate, name="calibrate")
@@ -35,7 +35,7 @@ Logits = Annotated[bool, typer.Option("--logits", help="The maps hold logits; ot
 @calibrate.command(cls=Verb)
 def methods() -> None:
     """List the methods, and what each does."""
-    from segcal.scaling import CALIBRATORS
+    from segcal.calibrators import CALIBRATORS
 
     for name, kind in CALIBRATORS.items():
         print(f"{name}: {kind.summary}")
@@ -73,7 +73,7 @@ def fit(
 ) -> None:
     """Fit a calibrator, and show on held-out cases what it does: tables, tests, and a diagram beside the file."""
     with refusing(stopped=f"Nothing was written to {out}."):
-        from segcal.calibration import fit_calibrator
+        from segcal.calibration.fitting import fit_calibrator
 
         with progress_bar("steps") as advance:
             fitted = fit_calibrator(
@@ -91,12 +91,12 @@ def fit(
 
 
 def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | None, as_json: bool) -> None:
-    from segcal.calibrated import LEAST
-    from segcal.calibration import picture_beside, reliability_before_and_after, same_decisions
-    from segcal.comparison import compare
+    from segcal.calibration.fitting import picture_beside, reliability_before_and_after, same_decisions
+    from segcal.comparison.comparison import compare
+    from segcal.comparison.tables import ALL_CLASSES, LAYOUTS, make_table, notes, to_json
+    from segcal.evaluation.calibrated import LEAST
     from segcal.plots import save_figure
     from segcal.report import build_report
-    from segcal.tables import ALL_CLASSES, LAYOUTS, make_table, notes, to_json
 
     calibrator = fitted.calibrator
     taken = "logits" if calibrator.inputs == "logits" else f"probabilities, by their logarithm, clipped at {LEAST:g}"
@@ -150,8 +150,8 @@ def _show_fit(fitted: Fitted) -> None:
 
 def _settings(pairs: list[str] | tuple[()]) -> dict[str, Any]:
     """key=value as settings; values are JSON where they can be, words otherwise."""
+    from segcal._io.parsing import parse_json
     from segcal.errors import ConfigError
-    from segcal.parsing import parse_json
 
     settings: dict[str, Any] = {}
     for pair in pairs:
@@ -179,7 +179,7 @@ def apply(
 ) -> None:
     """Write calibrated maps, each in the format and on the grid of the one it was made from."""
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
-        from segcal.calibration import apply_calibrator
+        from segcal.calibration.fitting import apply_calibrator
 
         with progress_bar("cases") as advance:
             applied = apply_calibrator(calibrator, predictions, out, logits=logits, nifti=nifti, progress=advance)

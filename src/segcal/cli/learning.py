@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from segcal._io.words import counted
 from segcal.cli import app
 from segcal.cli.measuring import Dask, StrictGrid, dask_cluster
 from segcal.cli.orderly import Verb, Verbs
 from segcal.cli.shown import print_json, progress_bar, refusing, say, say_maps, show_failures, show_tables
-from segcal.words import counted
 
 if TYPE_CHECKING:
-    from segcal.config import RunConfig
     from segcal.datasets import Check
+    from segcal.training.config import RunConfig
 
 SHORT_H = 0.25  # of a training; for longer ones there is a remedy
 
@@ -104,8 +104,8 @@ def train(
 ) -> None:
     """Train a network with one of the paper's losses; under torchrun, on several GPUs or machines."""
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from its last checkpoint."):
-        from segcal.config import make_config
         from segcal.training import train as run_training
+        from segcal.training.config import make_config
 
         made = make_config(
             file=config, dataset=dataset, root=data_root, method=method, preset=preset, changes=change or ()
@@ -123,8 +123,8 @@ def _say_cpu_time(config: RunConfig, preset: str) -> None:
     """Where there is no GPU, about how long it takes, and what would be faster."""
     import torch
 
+    from segcal.calibrators.cost import duration
     from segcal.datasets import open_dataset
-    from segcal.scaling.cost import duration
     from segcal.study.estimate import cpu_hours
 
     if torch.cuda.is_available():
@@ -157,9 +157,9 @@ def predict(
     """Predict probability maps on the grid of the images, or evaluate them without storing any."""
     kept = f"What is done is kept in {out}: the same command goes on from there."
     with refusing(stopped=kept):
-        from segcal import runs
+        from segcal.calibrators import load_calibrator
         from segcal.errors import ConfigError
-        from segcal.scaling import load_calibrator
+        from segcal.training import runs
 
         if dask and not evaluate:
             raise ConfigError("--dask must come with --evaluate.")
@@ -204,8 +204,8 @@ def export_bundle(
     """Write a trained run as a MONAI bundle, which predicts without segcal."""
     with refusing():
         from segcal.adapters import monai_bundle
-        from segcal.runs import load_run
-        from segcal.scaling import load_calibrator
+        from segcal.calibrators import load_calibrator
+        from segcal.training.runs import load_run
 
         found = load_run(run, checkpoint=checkpoint, with_data=False)
         fitted = None if calibrator is None else load_calibrator(calibrator)
@@ -226,10 +226,10 @@ def demo(
     """Train Dice + CE, hard ACE and soft ACE, fit a temperature, compare all on test cases, write the report."""
 
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
-        from segcal import demo as job
         from segcal.cli.studying import watching
+        from segcal.comparison.tables import ALL_CLASSES, LAYOUTS, make_table, notes, to_json
+        from segcal.study import demo as job
         from segcal.study import do_runs
-        from segcal.tables import ALL_CLASSES, LAYOUTS, make_table, notes, to_json
 
         shop = job.open_demo(out, dataset=dataset, epochs=epochs, seed=seed)
         with watching(shop) as tell:

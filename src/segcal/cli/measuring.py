@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from segcal._io.words import counted
 from segcal.cli import app
 from segcal.cli.orderly import Verb
 from segcal.cli.shown import (
@@ -19,13 +20,12 @@ from segcal.cli.shown import (
     show_tables,
     show_unpaired,
 )
-from segcal.words import counted
 
 if TYPE_CHECKING:
     from segcal.adapters.dask import DaskCluster
-    from segcal.comparison import Comparison
-    from segcal.evaluation import Evaluation
-    from segcal.results import Outcome
+    from segcal.comparison.comparison import Comparison
+    from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.results import Outcome
 
 COMPARISON = ("comparison.csv", "comparison.md", "comparison.tex")
 SLICE = ", slice of the largest disagreement"
@@ -139,8 +139,8 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
 
 def _show_summary(evaluation: Evaluation) -> None:
     """The summary, and how much of its ACE chance alone would show."""
-    from segcal.comparison import floors
-    from segcal.tables import ALL_CLASSES, FLOOR_NOTE, SCORE_NOTE, summary_table
+    from segcal.comparison.comparison import floors
+    from segcal.comparison.tables import ALL_CLASSES, FLOOR_NOTE, SCORE_NOTE, summary_table
 
     several = len(evaluation.classes) > 1
     labels = (*evaluation.classes, None) if several else evaluation.classes
@@ -168,10 +168,10 @@ def compare(
 ) -> None:
     """Compare methods on the same cases: means, changes, intervals over patients, paired tests, the floor of chance."""
     import segcal
-    from segcal.evaluation import read_evaluations
-    from segcal.files import make_folder, replacing
-    from segcal.remarks import remarks
-    from segcal.tables import to_json, write_comparison
+    from segcal._io.files import make_folder, replacing
+    from segcal.comparison.tables import to_json, write_comparison
+    from segcal.evaluation.evaluation import read_evaluations
+    from segcal.evaluation.remarks import remarks
 
     with refusing():
         found = read_evaluations(evaluations)
@@ -205,7 +205,7 @@ def _show_comparison(comparison: Comparison, remarks: list[str], *, full: bool) 
     """What fits a screen, or all tables."""
     from dataclasses import replace
 
-    from segcal.tables import comparison_tables, main_tables, notes
+    from segcal.comparison.tables import comparison_tables, main_tables, notes
 
     if full:
         show_tables(comparison_tables(comparison), [*notes(comparison), *remarks])
@@ -237,7 +237,7 @@ def report(
     """Write one HTML page that needs nothing else: reading, tables, diagrams, every case, where it all came from."""
     with refusing():
         from segcal.errors import ConfigError
-        from segcal.evaluation import read_evaluations
+        from segcal.evaluation.evaluation import read_evaluations
         from segcal.report import ReportMap, build_report
 
         found = read_evaluations(evaluations)
@@ -248,8 +248,8 @@ def report(
                     f"maps need --labels and one --predictions for each of {len(found)} evaluations; got "
                     f"{len(predictions or [])} and {'a' if labels else 'no'} folder of labels."
                 )
-            from segcal.maps import worst_case_figures
             from segcal.plots import figure_bytes
+            from segcal.plots.maps import worst_case_figures
 
             folders = dict(zip(found, predictions, strict=True))
             maps = [

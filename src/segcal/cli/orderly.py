@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from segcal.ending import ending_in_order, exit_code
+from segcal._io.ending import ending_in_order, exit_code
 
 
 def _plain_flags(parameters: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from segcal.words import counted, listed
+from segcal._io.words import counted, listed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    from segcal.results import Failure, Maps, Note
-    from segcal.tables import Table
+    from segcal.comparison.tables import Table
+    from segcal.evaluation.results import Failure, Maps, Note
     from segcal.volumes import Pairing
 
 
@@ -49,7 +49,7 @@ def _console(**options: Any) -> Console:
 
 def show_tables(tables: Iterable[Table | RichTable], sentences: Iterable[str]) -> None:
     """Tables, and below them sentences as they are, on stdout."""
-    from segcal.tables import Table, to_terminal
+    from segcal.comparison.tables import Table, to_terminal
 
     console = stdout()
     for table in tables:
@@ -111,7 +111,7 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
 
     A stdout that takes no more is left to `orderly`.
     """
-    from segcal.ending import exit_code
+    from segcal._io.ending import exit_code
     from segcal.errors import SegcalError
 
     try:
@@ -141,7 +141,7 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
 
 def _sentence(error: OSError) -> str:
     """With the file first; Python says [Errno 2] No such file or directory: 'file'."""
-    from segcal.files import WriteError
+    from segcal._io.files import WriteError
 
     if isinstance(error, WriteError) or error.filename is None or error.strerror is None:
         return str(error)

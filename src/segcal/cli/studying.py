@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segcal import ending
+from segcal._io import ending
+from segcal._io.words import counted
 from segcal.cli import app
 from segcal.cli.orderly import Verb
 from segcal.cli.shown import refusing, say, show_tables, stderr
-from segcal.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -212,7 +212,7 @@ def _table(found: Overview) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from segcal.scaling.cost import duration
+    from segcal.calibrators.cost import duration
 
     table = Table(title=found.line, title_justify="left")
     for heading in ("run", "status", "stage", "done", "time", "where"):

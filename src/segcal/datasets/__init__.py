@@ -18,7 +18,7 @@ from segcal.datasets.dataset import DataCase, Dataset, Problem, Recipe
 from segcal.datasets.phantom import make_phantom
 from segcal.datasets.splits import Split, make_split, read_split, write_split
 from segcal.errors import ConfigError
-from segcal.regions import BUILT_IN
+from segcal.volumes.regions import BUILT_IN
 
 __all__ = [
     "Check",

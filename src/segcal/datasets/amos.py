@@ -8,7 +8,7 @@ from pathlib import Path
 
 from segcal.datasets.dataset import Dataset, Recipe
 from segcal.datasets.layout import find_root, nifti_files, pair, unlabelled, wrong_layout
-from segcal.regions import read_class_names
+from segcal.volumes.regions import read_class_names
 
 TITLE = "AMOS 2022, abdominal CT"
 LAYOUT = "{imagesTr,labelsTr,imagesVa,labelsVa}/amos_0001.nii.gz, may have dataset.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from segcal.datasets.dataset import Dataset, Problem, Recipe
 from segcal.datasets.layout import find_root, nifti_files, pair, visible, wrong_layout
-from segcal.regions import BUILT_IN
+from segcal.volumes.regions import BUILT_IN
 
 TITLE = "BraTS 2021, MRI of brain tumours"
 LAYOUT = "BraTS2021_00000/BraTS2021_00000_{t1,t1ce,t2,flair,seg}.nii.gz"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from segcal.errors import distinct
-from segcal.regions import Regions
+from segcal.volumes.regions import Regions
 
 
 class Problem(NamedTuple):

@@ -14,7 +14,7 @@ from segcal.datasets.dataset import DataCase, Dataset, Problem
 from segcal.datasets.layout import NIFTI, channel_names, find_root, nifti_files, read_json, wrong_layout
 from segcal.datasets.recipes import fitted_recipe
 from segcal.errors import FileError
-from segcal.regions import read_class_names
+from segcal.volumes.regions import read_class_names
 
 TITLE = "Medical Segmentation Decathlon, any task"
 LAYOUT = "TaskNN_Name/{imagesTr,labelsTr,imagesTs}/name_001.nii.gz with dataset.json"

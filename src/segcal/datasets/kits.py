@@ -8,7 +8,7 @@ from pathlib import Path
 
 from segcal.datasets.dataset import Dataset, Recipe
 from segcal.datasets.layout import find_root, nifti_files, pair, visible, wrong_layout
-from segcal.regions import BUILT_IN
+from segcal.volumes.regions import BUILT_IN
 
 TITLE = "KiTS 2023, CT of kidney tumours"
 LAYOUT = "dataset/case_00000/{imaging,segmentation}.nii.gz"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from segcal._io.parsing import parse_json
 from segcal.datasets.dataset import DataCase, Problem
 from segcal.errors import FileError
-from segcal.parsing import parse_json
 
 NIFTI = (".nii.gz", ".nii")
 

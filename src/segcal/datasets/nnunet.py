@@ -19,7 +19,7 @@ from segcal.datasets.layout import (
 )
 from segcal.datasets.recipes import fitted_recipe
 from segcal.errors import ConfigError, FileError
-from segcal.regions import IGNORE, Regions, is_value, label_members, names_by_value
+from segcal.volumes.regions import IGNORE, Regions, is_value, label_members, names_by_value
 
 TITLE = "nnU-Net raw dataset, any"
 LAYOUT = "DatasetNNN_Name/{imagesTr,labelsTr,imagesTs}/case_0000.nii.gz (labels: case.nii.gz) with dataset.json"

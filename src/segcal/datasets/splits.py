@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
+from segcal._io.files import write_whole
 from segcal.datasets.dataset import Dataset
 from segcal.errors import ConfigError, check_seed
-from segcal.files import write_whole
 
 SIDES = ("train", "validation", "test")
 

@@ -8,7 +8,7 @@ Reading order: `style` (colours, sizes, text), `reliability`, `histograms`, `rad
 (the figures), `saving` (files), `standard` (the set of figures that follows from saved evaluations).
 """
 
-from segcal.colours import method_colours
+from segcal.plots.colors import method_colours
 from segcal.plots.curves import SensitivityPoint, memberships, sensitivity, sensitivity_figure
 from segcal.plots.histograms import histogram_grid, reliability_histogram
 from segcal.plots.pareto import TradeOff, pareto, pareto_figure

@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from segcal.binning import Binning
-from segcal.colours import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, method_colours
 from segcal.errors import ConfigError, one_of
+from segcal.plots.colors import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, method_colours
 from segcal.plots.style import MARKERS, AnyFigure, legend, legend_below, make_room, plain_axes, unit_axis
 
 BIN_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)

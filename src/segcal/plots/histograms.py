@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from segcal.colours import BLACK, BLUE, GREY, method_colours
-from segcal.diagrams import ReliabilityHistogram
+from segcal.evaluation.diagrams import ReliabilityHistogram
+from segcal.plots.colors import BLACK, BLUE, GREY, method_colours
 from segcal.plots.style import (
     LINE_PT,
     TITLE_PT,

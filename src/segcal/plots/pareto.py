@@ -11,9 +11,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from segcal.colours import GREY, method_colours
-from segcal.diagrams import pareto_front
 from segcal.errors import ConfigError
+from segcal.evaluation.diagrams import pareto_front
+from segcal.plots.colors import GREY, method_colours
 from segcal.plots.style import LINE_PT, MARKERS, AnyFigure, add_title, legend_below, make_room, plain_axes, width_in_of
 
 FRONT, OUTSIDE = "front", "outside the budget"

@@ -12,10 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.projections.polar import PolarAxes
 from numpy.typing import NDArray
 
-from segcal.colours import GREY, method_colours
-from segcal.diagrams import normalise
 from segcal.errors import ConfigError, one_of
-from segcal.evaluation import Evaluation
+from segcal.evaluation.diagrams import normalise
+from segcal.evaluation.evaluation import Evaluation
+from segcal.plots.colors import GREY, method_colours
 from segcal.plots.style import LINE_PT, MARKERS, TEXT_PT, AnyFigure, add_title, legend_below, literal, make_room, number
 
 AXES = {  # where a summary has the number: average and metric

@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-from segcal.colours import BLACK, BLUE, SKY, VERMILLION
-from segcal.diagrams import Reliability
+from segcal.evaluation.diagrams import Reliability
+from segcal.plots.colors import BLACK, BLUE, SKY, VERMILLION
 from segcal.plots.style import (
     LINE_PT,
     TEXT_PT,

@@ -10,8 +10,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from segcal._io.files import write_whole
 from segcal.errors import one_of
-from segcal.files import write_whole
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 300

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from segcal.colours import method_colours
-from segcal.diagrams import Reliability, ReliabilityHistogram, reliability, reliability_histogram
+from segcal._io.files import file_stems
 from segcal.errors import ConfigError, one_of
-from segcal.evaluation import Evaluation
-from segcal.files import file_stems
-from segcal.intervals import patients_of
+from segcal.evaluation.diagrams import Reliability, ReliabilityHistogram, reliability, reliability_histogram
+from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.intervals import patients_of
+from segcal.plots.colors import method_colours
 from segcal.plots.histograms import histogram_grid
 from segcal.plots.radar import radar_pair
 from segcal.plots.reliability import reliability_diagram, reliability_grid

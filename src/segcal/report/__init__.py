@@ -1,7 +1,7 @@
 """One HTML file that shows an evaluation, or compares several: no network, no server, nothing to install.
 
 `content` turns evaluations into the numbers that the page draws, `reading` puts them in plain words, and `page`
-writes both into `segcal/templates`. Numbers are computed here, once; the page's JavaScript only draws them.
+writes both into `templates`. Numbers are computed here, once; the page's JavaScript only draws them.
 """
 
 from segcal.report.page import ReportMap, build_report

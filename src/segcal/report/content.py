@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from segcal.comparison import HIGHER_IS_BETTER, Comparison
-from segcal.diagrams import Reliability, normalise, reliability, reliability_histogram
-from segcal.evaluation import Evaluation
-from segcal.intervals import wilson
+from segcal.comparison.comparison import HIGHER_IS_BETTER, Comparison
+from segcal.comparison.tables import Column
+from segcal.evaluation.diagrams import Reliability, normalise, reliability, reliability_histogram
+from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.intervals import wilson
 from segcal.report.reading import MethodDiagrams
 from segcal.statistics import BinStatistics
-from segcal.tables import Column
 
 DIGITS = 4
 CASE_COLUMNS = {  # what the case table shows of each case: heading and decimals

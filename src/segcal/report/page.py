@@ -16,19 +16,19 @@ from typing import Any, Literal, NamedTuple
 from markupsafe import Markup
 
 from segcal import __version__
-from segcal.colours import method_colours
-from segcal.comparison import Comparison, Entry, compare, one_thread
+from segcal._io.files import make_folder, write_whole
+from segcal._io.words import counted
+from segcal.comparison.comparison import Comparison, Entry, compare, one_thread
+from segcal.comparison.matching import match_cases
+from segcal.comparison.tables import ALL_CLASSES, Column, best_value, notes
 from segcal.errors import ConfigError, FileError
-from segcal.evaluation import Evaluation, Label
-from segcal.files import make_folder, write_whole
-from segcal.intervals import patients_of
-from segcal.matching import match_cases
-from segcal.remarks import evaluation_notes, failed_cases
+from segcal.evaluation.evaluation import Evaluation, Label
+from segcal.evaluation.intervals import patients_of
+from segcal.evaluation.remarks import evaluation_notes, failed_cases
+from segcal.plots.colors import method_colours
 from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.reading import reading
 from segcal.report.rendering import environment, method_style, png_text, policy, template_text
-from segcal.tables import ALL_CLASSES, Column, best_value, notes
-from segcal.words import counted
 
 SCRIPTS = ("svg.js", "charts.js", "cases.js", "report.js")
 PNG = b"\x89PNG\r\n\x1a\n"

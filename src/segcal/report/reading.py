@@ -12,11 +12,11 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from segcal.comparison import Comparison, Entry
-from segcal.diagrams import Reliability
-from segcal.intervals import FEWEST_PATIENTS
-from segcal.tables import Column
-from segcal.words import counted
+from segcal._io.words import counted
+from segcal.comparison.comparison import Comparison, Entry
+from segcal.comparison.tables import Column
+from segcal.evaluation.diagrams import Reliability
+from segcal.evaluation.intervals import FEWEST_PATIENTS
 
 WORTH_TELLING = 0.01  # a gap below one percentage point changes no decision
 EXCESS = 0.02  # of a case's ACE over its floor: more, and single cases are off even where their average is not

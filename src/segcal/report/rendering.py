@@ -14,7 +14,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 def environment() -> Environment:
     """Jinja as all pages use it: whatever is put in is escaped, and what is missing is an error."""
     made = Environment(
-        loader=PackageLoader("segcal"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("segcal.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters["number"] = number
     return made
@@ -26,7 +30,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def template_text(name: str) -> str:
-    return (resources.files("segcal") / "templates" / name).read_text(encoding="utf-8")
+    return (resources.files("segcal.report") / "templates" / name).read_text(encoding="utf-8")
 
 
 def method_style(colours: Mapping[str, str]) -> str:

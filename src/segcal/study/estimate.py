@@ -19,12 +19,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from segcal.config import RunConfig, Triple
 from segcal.datasets import DataCase, Dataset, known_dataset, make_split
 from segcal.datasets.recipes import PLAIN, shape_and_spacing
 from segcal.errors import ConfigError
-from segcal.inference import build_network
 from segcal.study.plan import Plan, PlannedRun
+from segcal.training.config import RunConfig, Triple
+from segcal.training.inference import build_network
 
 GPU_TFLOPS = 25.0  # assumed, not measured: what an A100 keeps up in 3-D convolutions with mixed precision
 BACKWARD = 2  # times the forward pass: each layer has gradients of its input and of its weights

@@ -10,29 +10,29 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 
-from segcal.colours import method_colours
-from segcal.config import RunConfig
+from segcal._io.files import file_stems, replacing, write_whole
+from segcal.calibrators import load_calibrator
 from segcal.datasets import DataCase, Dataset
-from segcal.diagrams import reliability_histogram
 from segcal.errors import FileError, SegcalError, one_of
-from segcal.evaluation import Evaluation
-from segcal.files import file_stems, replacing, write_whole
-from segcal.inference import measuring_options
-from segcal.maps import case_maps
-from segcal.measure import Options
+from segcal.evaluation.diagrams import reliability_histogram
+from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.measure import Options
+from segcal.plots.colors import method_colours
 from segcal.plots.curves import SensitivityPoint, sensitivity_figure
+from segcal.plots.maps import case_maps
 from segcal.plots.pareto import TradeOff, pareto_figure
 from segcal.plots.radar import AXES, radar_figure
 from segcal.plots.saving import FORMATS, figure_bytes
 from segcal.plots.standard import histogram_figure
 from segcal.plots.style import COLUMN_IN, PAGE_IN, default_settings, new_figure
-from segcal.regions import Regions
-from segcal.runs import load_run, predict
-from segcal.scaling import load_calibrator
 from segcal.statistics import BinStatistics
 from segcal.study.plan import Arm
 from segcal.study.summary import DatasetResults, Results
 from segcal.study.work import CALIBRATOR, Workshop
+from segcal.training.config import RunConfig
+from segcal.training.inference import measuring_options
+from segcal.training.runs import load_run, predict
+from segcal.volumes.regions import Regions
 
 FOLDER = "figures"
 LEGEND_COLUMNS, LEGEND_LINE_IN = 4, 0.16  # roughly, to leave room below

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from segcal.scaling.cost import duration
+from segcal._io.words import counted
+from segcal.calibrators.cost import duration
 from segcal.study.plan import PlannedRun
 from segcal.study.work import RunState, Workshop
-from segcal.words import counted
 
 EARLY = 0.05  # of a run; before that its pace says little
 

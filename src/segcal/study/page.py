@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from segcal import __version__
-from segcal.files import write_whole
-from segcal.intervals import FEWEST_PATIENTS
+from segcal._io.files import write_whole
+from segcal._io.words import counted
+from segcal.calibrators.cost import duration
+from segcal.comparison.tables import Cell, Column, Table
+from segcal.evaluation.intervals import FEWEST_PATIENTS
 from segcal.plots.saving import DPI
 from segcal.report.rendering import environment, method_style, png_text, policy, template_text
-from segcal.scaling.cost import duration
 from segcal.study.figures import Drawn, StudyFigure, study_colours
 from segcal.study.summary import (
     CHANGES,
@@ -32,8 +34,6 @@ from segcal.study.summary import (
     study_tables,
 )
 from segcal.study.work import Workshop
-from segcal.tables import Cell, Column, Table
-from segcal.words import counted
 
 PX_PER_IN = 140  # of a figure as it is shown, where there is room
 TOO_FEW = f"not tested, n/a: fewer than {FEWEST_PATIENTS} patients"

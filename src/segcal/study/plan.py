@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from segcal.config import (
+from segcal.calibrators import CALIBRATORS, Calibrator, make_calibrator
+from segcal.datasets import Dataset, dataset_names, make_phantom, open_dataset
+from segcal.errors import ConfigError, FileError, SegcalError, one_of
+from segcal.plots.pareto import FRONT, OUTSIDE
+from segcal.study.choose import parse_rule
+from segcal.training.config import (
     METHODS,
     PRESETS,
     RunConfig,
@@ -31,11 +36,6 @@ from segcal.config import (
     merge_changes,
     read_toml,
 )
-from segcal.datasets import Dataset, dataset_names, make_phantom, open_dataset
-from segcal.errors import ConfigError, FileError, SegcalError, one_of
-from segcal.plots.pareto import FRONT, OUTSIDE
-from segcal.scaling import CALIBRATORS, Calibrator, make_calibrator
-from segcal.study.choose import parse_rule
 
 AFTER = " + "  # METHOD + CALIBRATOR
 DATA_VARIABLE = "SEGCAL_DATA"

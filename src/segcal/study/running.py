@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from segcal._io.files import make_folder
 from segcal.errors import FileError
-from segcal.files import make_folder
 from segcal.study.figures import write_figures
 from segcal.study.page import build_page
 from segcal.study.plan import Study, make_plan

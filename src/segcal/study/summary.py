@@ -11,14 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from segcal.comparison import Comparison, compare
-from segcal.evaluation import Evaluation
-from segcal.files import csv_text, replacing, write_whole
-from segcal.remarks import remarks
-from segcal.study.choose import METRICS, Candidate, Choice, Rule, choose, parse_rule
-from segcal.study.plan import Arm, Plan, SweepPoint
-from segcal.study.work import SIDES, Workshop
-from segcal.tables import (
+from segcal._io.files import csv_text, replacing, write_whole
+from segcal.comparison.comparison import Comparison, compare
+from segcal.comparison.tables import (
     ALL_CLASSES,
     ENTRY_COLUMNS,
     LAYOUTS,
@@ -30,6 +25,11 @@ from segcal.tables import (
     markdown_document,
     notes,
 )
+from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.remarks import remarks
+from segcal.study.choose import METRICS, Candidate, Choice, Rule, choose, parse_rule
+from segcal.study.plan import Arm, Plan, SweepPoint
+from segcal.study.work import SIDES, Workshop
 
 MEAN = "mean of datasets"
 PAPER_LAYOUTS = {  # without what the paper does not have

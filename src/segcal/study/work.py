@@ -29,17 +29,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.calibration import FOLDS, patient_folds
+from segcal._io.files import make_folder, write_whole, writing
+from segcal._io.parsing import parse_json
+from segcal._io.words import listed
+from segcal.calibration.fitting import FOLDS, patient_folds
+from segcal.calibrators import Calibrator, load_calibrator
 from segcal.errors import SegcalError
-from segcal.files import make_folder, write_whole, writing
-from segcal.parsing import parse_json
-from segcal.results import Outcome, keep_only
-from segcal.runs import Run, evaluate_run, load_run
-from segcal.scaling import Calibrator, load_calibrator
+from segcal.evaluation.results import Outcome, keep_only
 from segcal.study.claims import Claim, ClaimLost, Claims
 from segcal.study.plan import Fitting, Plan, PlannedRun
 from segcal.training import train
-from segcal.words import listed
+from segcal.training.runs import Run, evaluate_run, load_run
 
 RUNS, CLAIMS, PREPARED = "runs", "claims", "prepared"
 DONE, FAILED = "done.json", "failed.json"

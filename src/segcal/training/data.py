@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from segcal.config import RunConfig
+from segcal._io.ending import start_worker
 from segcal.datasets import DataCase
-from segcal.distributed import Processes
-from segcal.ending import start_worker
 from segcal.errors import LARGEST_SEED
-from segcal.prepare import PreparedCase, PreparedStore
+from segcal.training.config import RunConfig
+from segcal.training.distributed import Processes
+from segcal.training.preprocessing import PreparedCase, PreparedStore
 
 FOREGROUND_SHARE = 0.5  # of patches drawn around a labelled voxel
 

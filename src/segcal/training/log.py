@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from segcal.files import write_whole, writing
+from segcal._io.files import write_whole, writing
 
 Logger = Callable[[int, Mapping[str, float]], None]
 Row = dict[str, float]

@@ -22,17 +22,17 @@ import torch
 from torch import nn
 
 import segcal
-from segcal.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
-from segcal.config import NO_MATTER, RunConfig, read_config
+from segcal._io.files import locked, make_folder, write_whole
 from segcal.datasets import Dataset, Split, make_split, open_dataset, read_split, write_split
-from segcal.distributed import Processes, processes
 from segcal.errors import ConfigError, FileError, SegcalError
-from segcal.files import locked, make_folder, write_whole
-from segcal.inference import build_network, evaluate_prepared
-from segcal.prepare import PreparedStore
-from segcal.runs import remember
+from segcal.training.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
+from segcal.training.config import NO_MATTER, RunConfig, read_config
 from segcal.training.data import patch_loader
+from segcal.training.distributed import Processes, processes
+from segcal.training.inference import build_network, evaluate_prepared
 from segcal.training.log import Log, Logger
+from segcal.training.preprocessing import PreparedStore
+from segcal.training.runs import remember
 
 Progress = Callable[[int, int, str], None]
 

@@ -25,8 +25,8 @@ from nibabel.nifti2 import Nifti2Header
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
+from segcal._io.parsing import parse_json
 from segcal.errors import FileError
-from segcal.parsing import parse_json
 
 try:
     from isal import igzip as gzip

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal._io.files import new_file
 from segcal.errors import ConfigError, FileError, ShapeError
-from segcal.files import new_file
 from segcal.volumes.arrays import (
     EXTENSIONS,
     StoredArray,

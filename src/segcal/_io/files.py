@@ -1,0 +1,325 @@
+"""Files written whole and read safely."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import fcntl
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+import uuid
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from segcal._io.parsing import parse_json
+from segcal.errors import ConfigError, SegcalError
+
+_MARK = re.compile(r"[0-9a-f]{32}")
+_STAGE, _WRITTEN = ".new-", ".written.json"
+
+
+class WriteError(OSError):
+    """A file or folder that cannot be written, and why."""
+
+    def __init__(self, number: int, reason: str, path: str) -> None:
+        OSError.__init__(self, number, reason, path)
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written: {self.strerror}."
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses meanwhile is a WriteError with this name; by itself it would often have none."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(error.errno or errno.EIO, error.strerror or str(error), os.fspath(path)) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, unless it is there, and see that files can be made in it, before there is work to lose."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+def stay_outside(out: Path, source: Path, what: str) -> None:
+    """Refuse to write into a folder of inputs, or beside an input that is a file."""
+    root = (source if source.is_dir() else source.parent).resolve()
+    if out.resolve() == root or (source.is_dir() and out.resolve().is_relative_to(root)):
+        raise ConfigError(f"--out must lie outside of the {what}, which stay as they are; got {out} in {root}.")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that has its name only once it is whole, with the permissions that any new file gets.
+
+    Until then it is .NAME.MARK. A process that is killed leaves it like that, for the next that writes NAME to remove.
+    """
+    with writing(path):
+        _remove_left(path)
+        partial, opened = _open_partial(path)
+        try:
+            with opened as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def _open_partial(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside `path`, locked, which tells others that its writer lives."""
+    while True:
+        partial = path.with_name(f"{_partial_start(path)}{uuid.uuid4().hex}")
+        file = partial.open("xb")
+        with suppress(OSError):  # without locks here, nobody removes anything either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if _is_at(file, partial):  # else another process took it for left behind before it was locked
+            return partial, file
+        file.close()
+
+
+def _partial_start(path: Path) -> str:
+    """What names of files that are to become `path` begin with; a name has room for 255 bytes, mark included."""
+    return f".{path.name.encode(errors='surrogateescape')[:200].decode(errors='ignore')}."
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what processes that died while they wrote this file have left."""
+    start = _partial_start(path)
+    for name in os.listdir(path.parent):
+        if name.startswith(start) and _MARK.fullmatch(name, len(start)):
+            with suppress(OSError), path.with_name(name).open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.with_name(name).unlink()
+
+
+def _is_at(file: IO[Any], path: Path) -> bool:
+    """Whether the open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file so that nobody ever sees a part of it."""
+    with new_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(folder: Path, names: Iterable[str] = ()) -> Iterator[Path]:
+    """A folder to write results to; at the end they take the place of those of the last time in `folder`.
+
+    The old ones go before the first new one has its name, so that both are never there together; if anything fails
+    before, the old ones stay. Old are `names`, and whatever else was written through here the last time.
+    """
+    make_folder(folder)
+    _remove_stages(folder)
+    with _stage(folder) as stage:
+        try:
+            yield stage
+        except WriteError as error:
+            raise WriteError(error.errno or errno.EIO, error.strerror or "", _outside(error.filename, stage)) from error
+        with writing(folder):
+            _take_over(folder, stage, set(names))
+
+
+def _take_over(folder: Path, stage: Path, names: set[str]) -> None:
+    """Move all files of the stage to the folder, sums last, for others begin with these; before, the old ones go."""
+    new = sorted((path.name for path in stage.iterdir()), key=lambda name: (name.endswith(".npz"), name))
+    old = _written(folder)
+    ledger = folder / _WRITTEN
+    if old | (set(new) - names):
+        write_whole(ledger, json.dumps(sorted(old.union(new) - names)).encode())
+    for name in sorted(old | names):
+        (folder / name).unlink(missing_ok=True)
+    for name in new:
+        os.replace(stage / name, folder / name)
+    if others := sorted(set(new) - names):
+        write_whole(ledger, json.dumps(others).encode())
+    else:
+        ledger.unlink(missing_ok=True)
+
+
+def _written(folder: Path) -> set[str]:
+    """Names of files in this folder that were written through `replacing`; none where that is not known."""
+    with suppress(OSError, ValueError, TypeError):
+        found = parse_json((folder / _WRITTEN).read_text(encoding="utf-8"))
+        inside = {name for name in found if isinstance(name, str) and name == Path(name).name}
+        return {name for name in inside if (folder / name).is_file()}
+    return set()
+
+
+@contextmanager
+def _stage(folder: Path) -> Iterator[Path]:
+    """A new folder inside, locked, which tells others that its writer lives; gone at the end."""
+    with writing(folder):
+        while True:
+            stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=folder))
+            handle = os.open(stage, os.O_RDONLY)
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if stage.exists():  # else another process took it for left behind before it was locked
+                break
+            os.close(handle)
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        os.close(handle)
+
+
+def _remove_stages(folder: Path) -> None:
+    """Remove what processes that died while they wrote results here have left."""
+    for left in folder.glob(f"{_STAGE}*"):
+        with suppress(OSError):
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _outside(path: str, stage: Path) -> str:
+    """The path as it will be, of a file in the stage."""
+    return os.fspath(stage.parent / Path(path).name) if Path(path).parent == stage else path
+
+
+def write_npz(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> str:
+    """Write arrays and a JSON header as .npz: no pickle, the same bytes for the same content. The header's text."""
+    text = json.dumps(header, indent=2, ensure_ascii=False)
+    content = io.BytesIO()
+    # Level 1: sums are mostly zeros or noise, and more effort gains little. zipfile writes no time of day.
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, array in {"header": np.array(text), **arrays}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, np.asarray(array), allow_pickle=False)
+    write_whole(path, content.getbuffer())
+    return text
+
+
+def read_header(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
+    """The header alone of a file that `write_npz` wrote."""
+    return _read(path, (kind,), lambda content: {})[0]
+
+
+def read_npz(
+    path: str | os.PathLike[str], *, kind: str | tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    """Header and arrays of a file that `write_npz` wrote with this `format` in its header; SegcalError otherwise."""
+    kinds = (kind,) if isinstance(kind, str) else kind
+    return _read(path, kinds, lambda content: {name: content[name] for name in content.files if name != "header"})
+
+
+def _read(
+    path: str | os.PathLike[str], kinds: tuple[str, ...], arrays: Callable[[Any], dict[str, np.ndarray[Any, Any]]]
+) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as content:
+                header = parse_json(_text(content["header"]))
+                if header["format"] not in kinds:
+                    raise ValueError(f"its format is {header['format']!r}")
+                return header, arrays(content)
+        except Exception as error:  # numpy, zipfile and zlib raise a dozen kinds for a damaged file
+            reason = str(error).split(". ")[0].rstrip(".") or type(error).__name__  # numpy goes on to advise unpickling
+            raise SegcalError(f"{path} must be a file of the format {kinds[0]!r}; {reason}.") from error
+
+
+def _text(array: np.ndarray[Any, Any]) -> str:
+    """The text in an array; numpy itself would make one of signs that do not exist, at which Python breaks."""
+    if array.dtype.kind != "U":
+        raise ValueError("its header is no text")
+    return array.tobytes().decode("utf-32-be" if array.dtype.byteorder == ">" else "utf-32-le").rstrip("\0")
+
+
+@contextmanager
+def locked(path: Path, folder: Path) -> Iterator[None]:
+    """Hold the lock file at `path`, so that two processes never write `folder` at once; it ends with the process."""
+    with _lock(path, folder) as file:
+        try:
+            yield
+        finally:
+            if _is_at(file, path):
+                path.unlink(missing_ok=True)
+
+
+def _lock(path: Path, folder: Path) -> IO[str]:
+    while True:
+        with writing(folder):
+            file = path.open("w")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.close()
+                raise ConfigError(
+                    f"{folder} is being written by another process; wait for it, or choose another --out."
+                ) from error
+            except BaseException:
+                file.close()
+                raise
+            if _is_at(file, path):  # else its holder ended, and removed it, since we opened it
+                return file
+            file.close()
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as CSV, a line each; a carriage return, which would end a line for some readers, is written as \\r."""
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([x.replace("\r", "\\r") if isinstance(x, str) else x for x in row] for row in rows)
+    return content.getvalue()
+
+
+class Ledger:
+    """Which results are whole, and of what: a JSON file written after each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content: dict[str, str] = {}
+        with suppress(OSError, ValueError, TypeError):  # not there, or not ours: begin anew
+            self.content = dict(parse_json(path.read_text(encoding="utf-8")))
+
+    def get(self, name: str) -> str | None:
+        return self.content.get(name)
+
+    def set(self, name: str, key: str) -> None:
+        self.content[name] = key
+        write_whole(self.path, json.dumps(self.content, indent=2, sort_keys=True).encode())
+
+
+def file_stems(names: Iterable[str]) -> dict[str, str]:
+    """A name for a file for each name, all different, whatever signs the names hold.
+
+    >>> file_stems(["DSC + CE", "DSC/CE", "ünï"])
+    {'DSC + CE': 'DSC-CE', 'DSC/CE': 'DSC-CE-2', 'ünï': 'ünï'}
+    """
+    stems: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^\w.]+", "-", name).strip("-.") or "method"
+        taken, stem, again = set(stems.values()), plain, 2
+        while stem.lower() in {each.lower() for each in taken}:  # some file systems do not tell case
+            stem, again = f"{plain}-{again}", again + 1
+        stems[name] = stem
+    return stems

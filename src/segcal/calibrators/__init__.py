@@ -1,0 +1,107 @@
+"""Calibrators fitted after training, on logits of cases the network was not trained on.
+
+Each has `fit(cases)`, which goes through a stream of cases as often as it needs, `transform(logits)`, and `save`.
+Reading order: `stream` (cases in pieces), `calibrator` (what all have), `linear` with `likelihood` and `newton`, then
+`forms` (those with a formula and one optimum), `curves` (those without a formula), `ensemble`, `local` (a temperature
+for each voxel) with `objective`.
+"""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from segcal._io.parsing import parse_json
+from segcal.calibrators.calibrator import FORMAT, Calibrator, FitReport
+from segcal.calibrators.curves import HistogramBinning, Isotonic
+from segcal.calibrators.ensemble import EnsembleTemperature
+from segcal.calibrators.forms import Beta, ClassTemperature, Dirichlet, MatrixScaling, Platt, Temperature, VectorScaling
+from segcal.calibrators.linear import LinearCalibrator
+from segcal.calibrators.local import LocalTemperature
+from segcal.calibrators.stream import Sample, draw_sample
+from segcal.errors import ConfigError, FileError, SegcalError, one_of
+
+CALIBRATORS: dict[str, type[Calibrator]] = {
+    kind.method: kind
+    for kind in (
+        Temperature, ClassTemperature, VectorScaling, MatrixScaling, Dirichlet, Platt, Beta, Isotonic,
+        HistogramBinning, EnsembleTemperature, LocalTemperature,
+    )
+}  # fmt: skip
+"""By the name of the method."""
+
+__all__ = [
+    "CALIBRATORS",
+    "Beta",
+    "Calibrator",
+    "ClassTemperature",
+    "Dirichlet",
+    "EnsembleTemperature",
+    "FitReport",
+    "HistogramBinning",
+    "Isotonic",
+    "LinearCalibrator",
+    "LocalTemperature",
+    "MatrixScaling",
+    "Platt",
+    "Sample",
+    "Temperature",
+    "VectorScaling",
+    "draw_sample",
+    "load_calibrator",
+    "make_calibrator",
+]
+
+
+def make_calibrator(method: str, **settings: Any) -> Calibrator:
+    """A calibrator by the name of its method, not fitted yet.
+
+    >>> make_calibrator("vector").fitted
+    False
+    """
+    one_of("method", method, tuple(CALIBRATORS))
+    known = tuple(signature(CALIBRATORS[method]).parameters)
+    for name in settings:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{method} has no such setting as {name!r}; it has {', '.join(known)}.{hint}")
+    try:
+        return CALIBRATORS[method](**settings)
+    except TypeError as error:
+        told = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        raise ConfigError(f"settings of {method} must be of the right kind; got {told}: {error}.") from error
+
+
+def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
+    """A calibrator that `save` wrote."""
+    try:
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
+        calibrator = make_calibrator(content["method"], **content["settings"])
+        classes, inputs, report = content["classes"], content["inputs"], content["fit"]
+        one_of("inputs", inputs, ("logits", "probabilities"))
+        if classes is not None and not (isinstance(classes, int) and classes >= 1):
+            raise ValueError("its classes must be a whole number")
+        calibrator.classes, calibrator.inputs = classes, inputs
+        calibrator.report = None if report is None else _report(report)
+        calibrator.set_state(content["state"])
+    except OSError as error:
+        raise FileError(f"{path} must be a calibrator; {error.strerror or error}.") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        reason = f"it lacks {error}" if isinstance(error, LookupError) else str(error).rstrip(".")
+        raise SegcalError(f"{path} must be a calibrator that segcal wrote; {reason}.") from error
+    return calibrator
+
+
+def _report(content: dict[str, Any]) -> FitReport:
+    lists = {name: tuple(content[name]) for name in ("sampling_errors", "notes")}
+    numbers = {
+        name: float("nan") if content[name] is None else float(content[name])
+        for name in ("before", "after", "gradient")
+    }
+    return FitReport(**content | lists | numbers)

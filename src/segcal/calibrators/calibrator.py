@@ -1,0 +1,216 @@
+"""What every calibrator is: settings, a fit to a stream of cases, calibrated logits, a JSON file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from segcal._io.files import write_whole
+from segcal.calibrators.stream import PIECE_ELEMENTS, CaseStream
+from segcal.errors import ConfigError, LabelError, SegcalError, ShapeError, one_of
+
+FORMAT = "segcal calibrator 1"
+Activation = Literal["softmax", "sigmoid"]
+Inputs = Literal["logits", "probabilities"]
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """How a fit went."""
+
+    cases: int
+    voxels: int
+    passes: int
+    """Over all voxels."""
+    objective: str
+    """As "nll", or "binary nll" where each class stands against the rest, averaged over classes."""
+    before: float
+    """Objective of the logits as they were, on the cases of the fit."""
+    after: float
+    gradient: float = math.nan
+    """Largest slope of the objective that is left, by a parameter; NaN where there is none to follow."""
+    sampled: int | None = None
+    """Voxels drawn, where the fit saw only those."""
+    sampling_errors: tuple[float, ...] = ()
+    """Standard error that the draw adds to each parameter."""
+    notes: tuple[str, ...] = ()
+
+
+class Calibrator(ABC):
+    """Maps logits to calibrated logits, after a fit to cases that the network was not trained on.
+
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
+    """
+
+    method: ClassVar[str]
+    summary: ClassVar[str]
+    """What it does, in a line for lists; docstrings are missing where Python runs with -OO."""
+    any_shift: ClassVar[bool] = True
+    """Whether a constant added to all logits of a voxel changes nothing, so that log-probabilities serve as well."""
+
+    def __init__(self, *, activation: Activation = "softmax") -> None:
+        one_of("activation", activation, ("softmax", "sigmoid"))
+        self.activation = activation
+        self.classes: int | None = None
+        """Set by the fit; None: not fitted, or good for any number."""
+        self.inputs: Inputs = "logits"
+        """What it was fitted on; for "probabilities" logits are taken as log-probabilities."""
+        self.report: FitReport | None = None
+
+    @abstractmethod
+    def fit(self, cases: CaseStream) -> Self:
+        """Itself, fitted to cases that can be gone through several times (see `segcal.calibrators.stream`)."""
+
+    @abstractmethod
+    def _apply(self, logits: Tensor) -> Tensor:
+        """Calibrated logits of (class, voxel) ones."""
+
+    @property
+    @abstractmethod
+    def fitted(self) -> bool: ...
+
+    @property
+    def spatial(self) -> bool:
+        """Whether a voxel's result depends on its neighbours: then logits come as whole volumes."""
+        return False
+
+    @property
+    def keeps_decisions(self) -> bool:
+        """Whether the most probable class (of a sigmoid: the side of 1/2) stays what it was, in every voxel.
+
+        That does not hold for regions that are sums of exclusive classes: a sum may cross 1/2 all the same.
+        """
+        return False
+
+    def settings(self) -> dict[str, Any]:
+        """What the constructor takes."""
+        return {"activation": self.activation}
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What the fit found, as numbers and lists."""
+
+    @abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` gave; ValueError, LookupError or TypeError where it is something else."""
+
+    def transform(self, logits: Tensor, *, image: Tensor | None = None) -> Tensor:
+        """Calibrated logits of (class, ...) ones, in their precision; an image (channel, ...) is for those that ask."""
+        self.check(logits)
+        values = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+        if self.inputs == "probabilities" and self.activation == "softmax" and not self.any_shift:
+            values = values.log_softmax(0)
+        with torch.no_grad():
+            calibrated = self._transform(values, image)
+        if not self.keeps_decisions:
+            return calibrated
+        return (keep_decisions if self.activation == "softmax" else keep_sides)(logits, calibrated)
+
+    def _transform(self, logits: Tensor, image: Tensor | None) -> Tensor:
+        flat = logits.detach().reshape(len(logits), math.prod(logits.shape[1:]))
+        calibrated = torch.empty_like(flat)
+        step = max(1024, PIECE_ELEMENTS // len(flat))
+        for start in range(0, flat.shape[1], step):
+            calibrated[:, start : start + step] = self._apply(flat[:, start : start + step])
+        return calibrated.reshape(logits.shape)
+
+    def check(self, logits: Tensor) -> None:
+        """Refuse logits that this calibrator was not fitted for."""
+        if not self.fitted:
+            raise ConfigError(f"the {self.method} calibrator must be fitted before it can transform; call fit(cases).")
+        if self.classes is not None and logits.shape[0] != self.classes:
+            raise ShapeError(
+                f"logits must have the {self.classes} classes of the calibrator on their first axis; got "
+                f"{tuple(logits.shape)}."
+            )
+
+    def to_json(self) -> str:
+        content = {
+            "format": FORMAT,
+            "method": self.method,
+            "settings": self.settings(),
+            "classes": self.classes,
+            "inputs": self.inputs,
+            "state": self.state(),
+            "fit": None if self.report is None else asdict(self.report),
+        }
+        return json.dumps(_without_nan(content), indent=2)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, which `load_calibrator` reads."""
+        if not self.fitted:
+            raise ConfigError(f"the {self.method} calibrator must be fitted before it is saved; call fit(cases).")
+        write_whole(Path(path), self.to_json().encode())
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one gives other results."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
+        return f"{type(self).__name__}({settings})"
+
+
+def keep_decisions(before: Tensor, after: Tensor) -> Tensor:
+    """The values after, where rounding joined two classes with the one that was larger before in front again.
+
+    >>> before = torch.tensor([[1.0], [1.0000001]])
+    >>> keep_decisions(before, before / 3).argmax(0)
+    tensor([1])
+    """
+    if len(before) == 1:
+        return after
+    first = before.argmax(0, keepdim=True)
+    lost = after.argmax(0, keepdim=True) != first
+    if bool(lost.any()):
+        limit = torch.finfo(after.dtype).max
+        top = after.amax(0, keepdim=True).clamp(-limit, limit)
+        lower = torch.nextafter(top, torch.full_like(top, -math.inf))
+        after = torch.where(lost & (after >= top), lower, after)
+        after.scatter_(0, first, torch.where(lost, top, after.gather(0, first)))
+    return after
+
+
+def keep_sides(before: Tensor, after: Tensor) -> Tensor:
+    """The values after, where rounding took them to zero, a probability of 1/2, on the side of it they were on before.
+
+    >>> keep_sides(torch.tensor([1e-44, -3.0]), torch.tensor([0.0, -1.0])) > 0
+    tensor([ True, False])
+    """
+    side = before.sign().to(after)
+    return torch.where(after.sign() == side, after, side * torch.finfo(after.dtype).tiny)
+
+
+def need_all_classes(method: str, true_voxels: Tensor) -> None:
+    """Refuse to fit each class by itself where one has no voxel."""
+    missing = (true_voxels == 0).nonzero()[:, 0].tolist()
+    if missing:
+        raise LabelError(
+            f"{method} needs voxels of every class in the labels; class {', '.join(map(str, missing))} has none. "
+            f"Add cases that have it, or use 'temperature', which all classes share."
+        )
+
+
+def not_separable(what: str) -> SegcalError:
+    return SegcalError(
+        f"no finite fit is best: {what} is right in every voxel, so that more confidence is always likelier. "
+        f"Fit on cases with mistakes, which the network was not trained on."
+    )
+
+
+def _without_nan(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _without_nan(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_nan(value) for value in content]
+    return None if isinstance(content, float) and math.isnan(content) else content

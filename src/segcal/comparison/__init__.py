@@ -1,0 +1,1 @@
+"""Methods compared on the same cases, as numbers and as tables."""

@@ -1,0 +1,443 @@
+"""Methods compared on the same cases: means, intervals, tests against the first, and what chance alone would show."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from segcal._io.words import counted
+from segcal.comparison.matching import flat, match
+from segcal.errors import ConfigError, one_of
+from segcal.evaluation.evaluation import Evaluation, Label, scope_of
+from segcal.evaluation.intervals import (
+    FEWEST_PATIENTS,
+    calibrated_draws,
+    error_interval,
+    expanded,
+    group_matrix,
+    holm,
+    patients_of,
+    permutation_p,
+    quantile_interval,
+    resample_weights,
+    signed_rank_test,
+    swaps,
+    t_test,
+    weighted_mean,
+)
+from segcal.metrics import ERRORS, micro
+from segcal.statistics import BinStatistics
+
+Key = tuple[str, Label, str]  # average, label, metric
+HIGHER_IS_BETTER = frozenset({"dice"})
+TWO_SIDED = frozenset({"signed_gap"})  # neither high nor low is better
+IN_POINTS = frozenset({"dice", "signed_gap"})  # changes are differences, not shares of the baseline's value
+SWAPS_PER_RESAMPLE = 5  # so that Holm's correction over 60 tests leaves ** within reach
+TOGETHER = 500  # swaps at a time, to bound memory
+
+
+class Entry(NamedTuple):
+    """One number of one method, and how it compares with the baseline's."""
+
+    method: str
+    cases: str
+    """"all", or "complete": those with every class present."""
+    average: str
+    """"macro", "micro paper" or "micro pooled"."""
+    scope: str
+    """"class", or of all classes: "mean", "joint" or "top label" (see `segcal.evaluation.evaluation.scope_of`)."""
+    label: Label
+    """The class; None: all of them."""
+    metric: str
+    value: float
+    std: float
+    """Over cases; NaN for micro averages, which are one number."""
+    number: int
+    """Cases that have a value."""
+    seeds: int
+    """Evaluations of the method. Of several, the other fields are of means over them."""
+    seed_std: float
+    """Over seeds, of the value that each has by itself; NaN for one."""
+    low: float
+    high: float
+    """Bootstrap interval over patients; NaN below 5 of them."""
+    floor: float
+    """What a perfectly calibrated model would show by chance, voxels taken as independent: the real one is higher.
+
+    NaN but for errors, and for the paper's micro average, in which more than chance tells confidence and frequency
+    apart.
+    """
+    change: float
+    """Relative to the baseline: -0.12 is 12 % lower; of Dice and signed gap the difference, -0.01 is a point less.
+
+    NaN for the baseline itself, as all that follows.
+    """
+    difference_low: float
+    difference_high: float
+    """Bootstrap interval over patients of the difference from the baseline."""
+    p_t: float
+    p_wilcoxon: float
+    """Paired tests over patients; macro only. NaN below 5 patients, as all p."""
+    p_permutation: float
+    """The share of ways to swap the two methods, patient by patient, that differ as much; micro only."""
+    p: float
+    """Of the test that was chosen (of the permutation for micro averages), corrected if that was asked for."""
+    stars: str
+    """* p < 0.05, ** p < 0.01."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All entries; the first method is the baseline."""
+
+    methods: tuple[str, ...]
+    classes: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    cases: int
+    complete: int
+    patients: int
+    bins: int
+    test: str
+    correction: str
+    level: float
+    unmatched: dict[str, tuple[str, ...]]
+    """Cases that were left out, and the methods that lack them."""
+
+    def find(
+        self, method: str, *, cases: str = "all", average: str = "macro", label: Label = None, metric: str = "dice"
+    ) -> Entry:
+        """The one entry with these names; without a label, of all classes. ConfigError says which there are."""
+        asked = {"method": method, "cases": cases, "average": average, "label": label, "metric": metric}
+        if tuple(asked.values()) not in self._index:
+            for i, (field, value) in enumerate(asked.items()):
+                one_of(field, value, tuple(dict.fromkeys(key[i] for key in self._index)))
+            raise ConfigError(f"there is no entry with all of these names: {asked}.")
+        return self._index[tuple(asked.values())]
+
+    @cached_property
+    def _index(self) -> dict[tuple[Label, ...], Entry]:
+        return {(e.method, e.cases, e.average, e.label, e.metric): e for e in self.entries}
+
+    def __repr__(self) -> str:
+        """One line, rather than pages of entries."""
+        classes = ", ".join(self.classes)
+        sizes = counted(self.cases, "case"), classes, counted(self.bins, "bin")
+        return f"Comparison({'; '.join((', '.join(self.methods), *sizes))})"
+
+    def _repr_html_(self) -> str:
+        """Its tables over classes, and what must be known to read them, in a notebook."""
+        from html import escape
+
+        from segcal.comparison.tables import comparison_tables, notes, to_html
+
+        tables = [table for table in comparison_tables(self) if table.names == 1 or len(self.classes) == 1]
+        return "".join(map(to_html, tables)) + "".join(f"<p>{escape(note)}</p>" for note in notes(self))
+
+    @property
+    def case_sets(self) -> tuple[str, ...]:
+        """ "all", and "complete" where some cases, but not all of them, lack a class."""
+        return ("all", "complete") if 0 < self.complete < self.cases else ("all",)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: these tensors are small, and on busy cores threads wait for each other six times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
+def compare(
+    evaluations: Mapping[str, Evaluation | Sequence[Evaluation]],
+    *,
+    patients: str | None = None,
+    test: Literal["t", "wilcoxon"] = "t",
+    correction: Literal["none", "holm"] = "none",
+    bins: int | None = None,
+    background: bool = False,
+    level: float = 0.95,
+    resamples: int = 2000,
+    draws: int = 100,
+    seed: int = 0,
+) -> Comparison:
+    """Every metric of every method and class, with intervals, tests against the first method, and the floor.
+
+    Of a method trained with several seeds, give the evaluation of each: its value of a case is the mean over those
+    seeds that have one, and means, tests and intervals are of these; a micro average is the mean of the seeds' own.
+
+    Cases are matched by name; one that a method lacks is left out for all and reported, and a mean over cases is over
+    those in which every method has a value: a value, its change and its p are about the same cases. `patients` says
+    which cases belong together (see `patients_of`): patients are what the bootstrap draws, what is swapped in
+    permutation tests of micro averages (5 times `resamples` ways) and what tests count. Below 5 patients there are
+    neither tests nor intervals. Holm's correction is over the methods and classes of a metric (of all classes: over
+    the methods).
+    """
+    one_of("test", test, ("t", "wilcoxon"))
+    one_of("correction", correction, ("none", "holm"))
+    if not 0 < level < 1:
+        raise ConfigError(f"level must lie between 0 and 1, as 0.95; got {level}.")
+    for word, number in (("resamples", resamples), ("draws", draws)):
+        if number < 1:
+            raise ConfigError(f"{word} must be at least 1; got {number}.")
+    parts, unmatched = match(flat(evaluations), bins=bins, background=background)
+    methods: dict[str, list[Evaluation]] = defaultdict(list)
+    for method, _, part in parts:
+        methods[method].append(part)
+    first = parts[0].evaluation
+    complete = first.complete().cases
+    entries: list[Entry] = []
+    for which, names in (("all", first.cases), ("complete", complete)):
+        if not names or (which == "complete" and names == first.cases):
+            continue
+        rows = [first.cases.index(name) for name in names]
+        groups = patients_of(names, patients)
+        weights = resample_weights(groups, number=resamples, seed=seed)
+        chosen = {method: [part.select(cases=rows) for part in seeds] for method, seeds in methods.items()}
+        measured = {method: _measure(seeds, weights, draws, seed) for method, seeds in chosen.items()}
+        enough = len(set(groups)) >= FEWEST_PATIENTS
+        p_micro: dict[str, dict[Key, float]] = {}
+        if enough and len(chosen) > 1:
+            tossed = swaps(groups, number=SWAPS_PER_RESAMPLE * resamples, seed=seed)
+            baseline, *others = chosen
+            p_micro = {method: _permutation_tests(chosen[method], chosen[baseline], tossed) for method in others}
+        wide = expanded(level, len(set(groups)))
+        entries += _entries(which, measured, p_micro, weights if enough else None, group_matrix(groups), wide)
+    return Comparison(
+        methods=tuple(methods),
+        classes=first.classes,
+        entries=tuple(_starred(entries, test, correction)),
+        cases=len(first.cases),
+        complete=len(complete),
+        patients=len(set(patients_of(first.cases, patients))),
+        bins=first.bins,
+        test=test,
+        correction=correction,
+        level=level,
+        unmatched=unmatched,
+    )
+
+
+@one_thread()
+def floors(evaluation: Evaluation, *, draws: int = 20, seed: int = 0) -> dict[Key, float]:
+    """The floor of each calibration error by (average, label, metric), as `compare` has it, from a few draws."""
+    found = _floor(evaluation.binned, evaluation.classes, draws, seed)
+    return {key: value.item() for key, value in found.items()}
+
+
+def _coarse(part: Evaluation) -> Evaluation:
+    """With the bins that are reported alone, which is all that micro averages need."""
+    return replace(part, statistics=part.binned)
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """Of one method, means over its seeds: each case's values, micro averages, and those of each bootstrap draw."""
+
+    by_case: dict[Key, Tensor]
+    micro: dict[Key, Tensor]
+    drawn: dict[Key, Tensor]
+    distances: dict[Key, Tensor]
+    """How far the gaps of a draw are from those of all cases, for the errors among the micro averages."""
+    floor: dict[Key, Tensor]
+    cases: int
+    each_seed: list[dict[Key, Tensor]]
+    """The values of each seed by itself."""
+
+
+def _measure(seeds: Sequence[Evaluation], weights: Tensor, draws: int, seed: int) -> _Measured:
+    macros: list[dict[Key, Tensor]] = [
+        {("macro", *key): values for key, values in part.case_values().items()} for part in seeds
+    ]
+    coarse = [_coarse(part) for part in seeds]
+    micros = [part.micro_values() for part in coarse]
+    return _Measured(
+        by_case=_mean_of_seeds(macros),
+        micro=_mean_of_seeds(micros),
+        drawn=_mean_of_seeds([part.micro_values(weights) for part in coarse]),
+        distances=_mean_of_seeds([part.micro_distances(weights) for part in coarse]),
+        floor=_mean_of_seeds([_floor(part.statistics, part.classes, draws, seed) for part in coarse]),
+        cases=len(seeds[0].cases),
+        each_seed=[macro | one for macro, one in zip(macros, micros, strict=True)],
+    )
+
+
+def _mean_of_seeds(seeds: Sequence[dict[Key, Tensor]]) -> dict[Key, Tensor]:
+    """Of what all seeds have, the mean over those with a value; one seed as it is."""
+    first, *others = seeds
+    if not others:
+        return first
+    keys = [key for key in first if all(key in seed for seed in others)]
+    return {key: torch.stack([seed[key] for seed in seeds]).nanmean(0) for key in keys}
+
+
+def _std(values: Tensor) -> float:
+    """Of those that are known; NaN for fewer than two."""
+    known = values[~values.isnan()]
+    return math.nan if len(known) < 2 else known.std().item()
+
+
+def _floor(stats: BinStatistics, classes: Sequence[str], draws: int, seed: int) -> dict[Key, Tensor]:
+    """Mean of each calibration error over draws of labels that fit the confidences."""
+    found: dict[Key, list[Tensor]] = defaultdict(list)
+    for drawn in calibrated_draws(stats, number=draws, seed=seed):
+        for average, some in {"macro": drawn, "micro pooled": micro(drawn, reading="pooled")}.items():
+            for metric, error in ERRORS.items():
+                values = error(some)
+                columns = torch.cat([values.nanmean(0), values.nanmean(1).nanmean()[None]])
+                for name, value in zip((*classes, None), columns, strict=True):
+                    found[average, name, metric].append(value)
+    return {key: torch.stack(values).nanmean() for key, values in found.items()}
+
+
+def _permutation_tests(seeds: Sequence[Evaluation], baseline: Sequence[Evaluation], tossed: Tensor) -> dict[Key, float]:
+    """p of each micro average: how often the methods, swapped patient by patient, differ as much as they do."""
+    number = math.lcm(len(seeds), len(baseline))
+    shifts = []
+    for i in range(number):
+        one, other = _coarse(seeds[i % len(seeds)]), _coarse(baseline[i % len(baseline)])
+        others = tuple(f"{name} of the baseline" for name in one.cases)
+        both = Evaluation.concatenate(
+            [replace(one, cases=tuple(map(str, range(len(others))))), replace(other, cases=others)]
+        )
+        shifts.append(_shifts(both, tossed))
+    return {key: permutation_p(values) for key, values in _mean_of_seeds(shifts).items()}
+
+
+def _shifts(both: Evaluation, tossed: Tensor) -> dict[Key, Tensor]:
+    """The difference of the first half of the cases from the second, for each way to swap them."""
+    found: dict[Key, list[Tensor]] = defaultdict(list)
+    for start in range(0, len(tossed), TOGETHER):
+        some = tossed[start : start + TOGETHER]
+        first, second = (both.micro_values(torch.cat(pair, 1)) for pair in ((1 - some, some), (some, 1 - some)))
+        for key, values in first.items():
+            found[key].append(values - second[key])
+    return {key: torch.cat(values) for key, values in found.items()}
+
+
+def _entries(
+    which: str,
+    parts: Mapping[str, _Measured],
+    p_micro: Mapping[str, Mapping[Key, float]],
+    weights: Tensor | None,
+    groups: Tensor,
+    level: float,
+) -> Iterable[Entry]:
+    """Without weights, for want of patients, there are no intervals."""
+    first = next(iter(parts.values()))
+    keys = [key for key in (*first.by_case, *first.micro) if all(_has(part, key) for part in parts.values())]
+    by_case = _shared(parts, keys)
+    drawn = (
+        {} if weights is None else {method: _drawn(part, by_case[method], weights) for method, part in parts.items()}
+    )
+    baseline = next(iter(parts))
+    for method, part in parts.items():
+        for key in keys:
+            values = by_case[method].get(key)
+            value, base = (_value(parts[name], by_case[name], key) for name in (method, baseline))
+            low, high = (math.nan, math.nan) if not drawn else _interval(part, drawn[method][key], key, value, level)
+            entry = Entry(
+                method, which, key[0], scope_of(*key[1:]), *key[1:],
+                value=value,
+                std=math.nan if values is None else _std(values),
+                number=part.cases if values is None else int((~values.isnan()).sum()),
+                seeds=len(part.each_seed), seed_std=_seed_std(part, values, key),
+                low=low, high=high,
+                floor=part.floor[key].item() if key in part.floor else math.nan,
+                change=math.nan, difference_low=math.nan, difference_high=math.nan,
+                p_t=math.nan, p_wilcoxon=math.nan, p_permutation=math.nan, p=math.nan, stars="",
+            )  # fmt: skip
+            if method != baseline:
+                shift = drawn[method][key] - drawn[baseline][key] if drawn else None
+                ends = (math.nan, math.nan) if shift is None else _difference_interval(shift, value - base, level)
+                pairs = None if values is None else values - by_case[baseline][key]
+                entry = entry._replace(
+                    change=_change(value, base, key[2]),
+                    difference_low=ends[0],
+                    difference_high=ends[1],
+                    p_t=math.nan if pairs is None else t_test(pairs, groups),
+                    p_wilcoxon=math.nan if pairs is None else signed_rank_test(pairs, groups),
+                    p_permutation=p_micro.get(method, {}).get(key, math.nan),
+                )
+            yield entry
+
+
+def _has(part: _Measured, key: Key) -> bool:
+    return key in part.by_case or key in part.micro
+
+
+def _shared(parts: Mapping[str, _Measured], keys: Sequence[Key]) -> dict[str, dict[Key, Tensor]]:
+    """The values of cases, NaN for all where one method has none: means of all are over the same cases."""
+    found: dict[str, dict[Key, Tensor]] = {method: {} for method in parts}
+    for key in keys:
+        if key in next(iter(parts.values())).by_case:
+            known = torch.stack([~part.by_case[key].isnan() for part in parts.values()]).all(0)
+            for method, part in parts.items():
+                found[method][key] = torch.where(known, part.by_case[key], torch.nan)
+    return found
+
+
+def _drawn(part: _Measured, by_case: Mapping[Key, Tensor], weights: Tensor) -> dict[Key, Tensor]:
+    """Every number in each bootstrap draw."""
+    macro = weighted_mean(torch.stack(list(by_case.values()), 1), weights)
+    return dict(zip(by_case, macro.unbind(1), strict=True)) | part.drawn
+
+
+def _value(part: _Measured, by_case: Mapping[Key, Tensor], key: Key) -> float:
+    return by_case[key].nanmean().item() if key in by_case else part.micro[key].item()
+
+
+def _seed_std(part: _Measured, values: Tensor | None, key: Key) -> float:
+    """Over seeds, of the value that each has by itself."""
+    known = slice(None) if values is None else ~values.isnan()
+    return _std(torch.stack([seed[key][known].nanmean() for seed in part.each_seed]))
+
+
+def _interval(part: _Measured, drawn: Tensor, key: Key, value: float, level: float) -> tuple[float, float]:
+    if key in part.distances:
+        return error_interval(value, drawn, part.distances[key], level=level)
+    low, high = quantile_interval(drawn[:, None], level=level)
+    return low.item(), high.item()
+
+
+def _difference_interval(shift: Tensor, observed: float, level: float) -> tuple[float, float]:
+    """Of the draws, less their bias, so that it holds what was observed."""
+    low, high = quantile_interval(shift[:, None], level=level)
+    bias = shift.nanmean().item() - observed
+    return low.item() - bias, high.item() - bias
+
+
+def _change(value: float, base: float, metric: str) -> float:
+    if metric in IN_POINTS:
+        return value - base
+    return (value - base) / abs(base) if base else math.nan
+
+
+def _starred(entries: Sequence[Entry], test: str, correction: str) -> list[Entry]:
+    """The entries with the p that counts, and its stars."""
+    families: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i, entry in enumerate(entries):
+        families[entry.cases, entry.average, entry.metric, entry.label is None].append(i)
+    starred = list(entries)
+    for members in families.values():
+        p_values = [_chosen_p(entries[i], test) for i in members]
+        for i, p in zip(members, holm(p_values) if correction == "holm" else p_values, strict=True):
+            starred[i] = entries[i]._replace(p=p, stars="**" if p < 0.01 else "*" if p < 0.05 else "")
+    return starred
+
+
+def _chosen_p(entry: Entry, test: str) -> float:
+    if entry.average != "macro":
+        return entry.p_permutation
+    return entry.p_t if test == "t" else entry.p_wilcoxon

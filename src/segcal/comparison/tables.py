@@ -1,0 +1,380 @@
+"""A comparison as tables: on the terminal, in Markdown, in LaTeX as the paper's table 1, and every number as CSV."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from segcal._io.files import csv_text, write_whole
+from segcal._io.words import counted
+from segcal.comparison.comparison import HIGHER_IS_BETTER, IN_POINTS, TWO_SIDED, Comparison, Entry
+from segcal.evaluation.evaluation import Evaluation, Label, Row
+from segcal.evaluation.intervals import FEWEST_PATIENTS
+from segcal.metrics import ERRORS
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+ALL_CLASSES = "all classes"
+SCORE_NOTE = (
+    "All classes: the mean over classes without the background; of Brier score and NLL, the score of the whole "
+    "distribution over the classes, the background included (where classes overlap, the mean over them). A class's own "
+    "Brier score and NLL are of the class against the rest."
+)
+FLOOR_NOTE = (
+    "Floor: the error that perfectly calibrated probabilities would show by chance on the same predictions (labels "
+    "drawn from each bin's confidence, voxel by voxel). It ignores that neighbouring voxels are alike: the real one "
+    "is higher. The paper's micro average has none: its gaps are not due to chance alone."
+)
+
+
+class Column(NamedTuple):
+    """A metric in one average."""
+
+    metric: str
+    average: str
+
+    @property
+    def name(self) -> str:
+        return {"dice": "DSC", "nll": "NLL", "brier": "Brier"}.get(self.metric, self.metric.upper().replace("_", " "))
+
+    @property
+    def heading(self) -> str:
+        name = self.name
+        if self.metric == "dice" and self.average == "macro":
+            return name
+        average, _, reading = self.average.partition(" ")
+        return f"{average.capitalize()}-{name}" + (f" ({reading})" if reading == "pooled" else "")
+
+    @property
+    def arrow(self) -> str:
+        return "" if self.metric in TWO_SIDED else "↑" if self.metric in HIGHER_IS_BETTER else "↓"
+
+    @property
+    def digits(self) -> int:
+        return 4 if self.metric in ("ece", "brier", "nll") else 3  # small numbers, since most voxels are background
+
+
+def _columns(*metrics: str) -> tuple[Column, ...]:
+    return tuple(Column(metric, average) for metric in metrics for average in ("macro", "micro paper", "micro pooled"))
+
+
+LAYOUTS = {
+    "Overlap and average calibration error": (Column("dice", "macro"), *_columns("ace")),
+    "Expected calibration error": _columns("ece"),
+    "Maximum calibration error": _columns("mce"),
+    "Proper scores": (Column("brier", "macro"), Column("nll", "macro")),
+}
+MAIN = ("Overlap and average calibration error", "Proper scores")
+
+
+class Cell(NamedTuple):
+    """A number as text, its stars, whether no other in its column is better, and its change from the baseline."""
+
+    text: str
+    stars: str = ""
+    best: bool = False
+    change: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows. A row begins with the method; of several classes, with the class (once) and the method."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    names: int = 1
+    """Columns at the left that hold names. Where there are several, the first is that of a group of rows."""
+
+    def opens_group(self, row: int) -> bool:
+        """Whether a new group (class) begins at this row."""
+        return self.names > 1 and bool(self.rows[row][0].text)
+
+
+SUMMARY = ("dice", "ace", "ece", "mce", "brier", "nll")
+
+
+def summary_table(evaluation: Evaluation) -> Table:
+    """One evaluation: macro mean and deviation of each class, and both micro averages; also over complete cases."""
+    complete = len(evaluation.complete().cases)
+    found = {(row.cases, row.average, row.label, row.metric): row for row in evaluation.summary()}
+    labels = (*evaluation.classes, None) if len(evaluation.classes) > 1 else evaluation.classes
+    rows = []
+    for which in ("all", "complete") if 0 < complete < len(evaluation.cases) else ("all",):
+        for average in ("macro", "micro paper", "micro pooled"):
+            group = average if which == "all" else f"{average}, complete cases"
+            for i, name in enumerate(labels):
+                numbers = [found.get((which, average, name, metric)) for metric in SUMMARY]
+                shown = ALL_CLASSES if name is None else name
+                rows.append((Cell(group if i == 0 else ""), Cell(shown), *map(_summary_cell, numbers)))
+    return Table(
+        f"{counted(len(evaluation.cases), 'case')}, {complete} complete, {counted(evaluation.bins, 'bin')}",
+        ("average", "class", *(Column(metric, "").name for metric in SUMMARY)),
+        tuple(rows),
+        names=2,
+    )
+
+
+def _summary_cell(row: Row | None) -> Cell:
+    if row is None or math.isnan(row.value):
+        return Cell("" if row is None else "-")
+    return Cell(f"{row.value:.4f}" + ("" if math.isnan(row.std) else f" ± {row.std:.4f}"))
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """All classes together as in the paper's table 1, then every class; of all cases, then of complete ones."""
+    tables = []
+    for which in comparison.case_sets:
+        number = comparison.cases if which == "all" else comparison.complete
+        cases = f"all {counted(number, 'case')}" if which == "all" else f"the {counted(number, 'complete case')}"
+        for title, columns in LAYOUTS.items():
+            if len(comparison.classes) > 1:
+                tables.append(make_table(comparison, f"{title}, {ALL_CLASSES}, {cases}", columns, which=which))
+            tables.append(make_table(comparison, f"{title}, {cases}", columns, labels=comparison.classes, which=which))
+    return tables
+
+
+def main_tables(comparison: Comparison) -> list[Table]:
+    """What fits a screen: overlap and ACE, then proper scores, both of all classes."""
+    cases = f"all {counted(comparison.cases, 'case')}"
+    over = "" if len(comparison.classes) == 1 else f"{ALL_CLASSES}, "
+    return [make_table(comparison, f"{title}, {over}{cases}", LAYOUTS[title]) for title in MAIN]
+
+
+def make_table(
+    comparison: Comparison,
+    title: str,
+    columns: Sequence[Column],
+    *,
+    labels: Sequence[Label] = (None,),
+    which: str = "all",
+    floor: bool = True,
+) -> Table:
+    """One row for each class and method. Errors have a second column, their floor, unless that is not wanted."""
+    grouped = tuple(labels) != (None,)
+    headings = ["class", "method"] if grouped else ["method"]
+    for column in columns:
+        headings += [f"{column.heading} {column.arrow}".strip(), *(["floor"] if floor and _has_floor(column) else [])]
+    rows = []
+    for label in labels:
+        found = {
+            column: [
+                comparison.find(method, cases=which, average=column.average, label=label, metric=column.metric)
+                for method in comparison.methods
+            ]
+            for column in columns
+        }
+        best = {column: best_value(entries, column) for column, entries in found.items()}
+        for i, method in enumerate(comparison.methods):
+            row = [Cell((label or ALL_CLASSES) if i == 0 else ""), Cell(method)] if grouped else [Cell(method)]
+            for column in columns:
+                row += _cells(found[column][i], column, best[column], floor=floor)
+            rows.append(tuple(row))
+    return Table(title, tuple(headings), tuple(rows), names=2 if grouped else 1)
+
+
+def _has_floor(column: Column) -> bool:
+    return column.metric in ERRORS and column.average != "micro paper"
+
+
+def best_value(entries: Sequence[Entry], column: Column) -> float | None:
+    """The best value as it is printed, so that what looks equal is marked alike."""
+    known = [round(entry.value, column.digits) for entry in entries if not math.isnan(entry.value)]
+    if len(entries) < 2 or not known or column.metric in TWO_SIDED:
+        return None
+    return max(known) if column.metric in HIGHER_IS_BETTER else min(known)
+
+
+def _cells(entry: Entry, column: Column, best: float | None, *, floor: bool) -> list[Cell]:
+    digits = column.digits
+    if math.isnan(entry.value):
+        text = "-"
+    elif entry.average == "macro":
+        text = f"{entry.value:.{digits}f}" + ("" if math.isnan(entry.std) else f" ± {entry.std:.{digits}f}")
+    else:
+        ends = "n/a" if math.isnan(entry.low) else f"{entry.low:.{digits}f}, {entry.high:.{digits}f}"
+        text = f"{entry.value:.{digits}f} [{ends}]"
+    if not math.isnan(entry.seed_std):
+        text += f" (seeds ± {entry.seed_std:.{digits}f})"
+    cells = [Cell(text, entry.stars, best is not None and round(entry.value, digits) == best, change_text(entry))]
+    if floor and _has_floor(column):
+        cells.append(Cell("-" if math.isnan(entry.floor) else f"{entry.floor:.{digits}f}"))
+    return cells
+
+
+def change_text(entry: Entry) -> str:
+    """The change against the baseline, and that it was not tested where it was not; empty for the baseline."""
+    if math.isnan(entry.change):
+        return ""
+    change = f"{100 * entry.change:+.2f} points" if entry.metric in IN_POINTS else f"{100 * entry.change:+.1f} %"
+    return change + (", n/a" if math.isnan(entry.p) else "")
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know to read the tables."""
+    baseline, *others = comparison.methods
+    patients = "" if comparison.patients == comparison.cases else f" of {counted(comparison.patients, 'patient')}"
+    bins = counted(comparison.bins, "bin")
+    found = [
+        f"{counted(comparison.cases, 'case')}{patients}, {bins}. Macro: mean ± standard deviation over cases. "
+        f"Micro: over all voxels, with the {comparison.level:.0%} bootstrap interval over patients; in the paper's "
+        "reading a bin's confidence is the mean over cases, pooled it is the mean over voxels."
+    ]
+    seeds = {entry.method: entry.seeds for entry in comparison.entries}
+    if max(seeds.values()) > 1:
+        each = ", ".join(f"{number} of {name}" for name, number in seeds.items())
+        told = f"{seeds[baseline]} seeds" if len(set(seeds.values())) == 1 else f"seeds ({each})"
+        found.append(
+            f"Values are means over {told}. The first ± is over cases, of each case's mean over seeds; that in "
+            "brackets is over the seeds' own values. Tests and intervals are on these means over seeds: the intervals "
+            "are over patients, not over trainings."
+        )
+    if others:
+        name = "paired t-test" if comparison.test == "t" else "Wilcoxon signed-rank test"
+        correction = ", Holm-corrected" if comparison.correction == "holm" else ""
+        found.append(
+            f"* p < 0.05, ** p < 0.01 against {baseline}: {name} over patients for macro, permutation of patients for "
+            f"micro averages{correction}; n/a: not tested, for fewer than {FEWEST_PATIENTS} patients. Changes of DSC "
+            "are in points, others in percent of the baseline. Bold: best."
+        )
+    found += [SCORE_NOTE, FLOOR_NOTE]
+    found += [
+        f"Left out: {case}, which {', '.join(methods)} {'lacks' if len(methods) == 1 else 'lack'}."
+        for case, methods in comparison.unmatched.items()
+    ]
+    return found
+
+
+def to_markdown(table: Table) -> str:
+    def cell(cell: Cell) -> str:
+        text = re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(cell.text.split()))
+        marked = (f"**{text}**" if cell.best else text) + cell.stars.replace("*", r"\*")
+        return f"{marked} ({cell.change})" if cell.change else marked
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    rule = ["---"] * table.names + ["---:"] * (len(table.headings) - table.names)
+    return "\n".join([f"### {table.title}", "", line(table.headings), line(rule)] + [
+        line(map(cell, row)) for row in table.rows
+    ])  # fmt: skip
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "λ": r"$\lambda$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
+} | {mark: rf"\{mark}" for mark in "&%$#_{}"}  # fmt: skip
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs table; needs \\usepackage{booktabs}."""
+
+    def escape(text: str) -> str:
+        return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+    def cell(cell: Cell) -> str:
+        text = escape(cell.text) + (f"$^{{{cell.stars}}}$" if cell.stars else "")
+        marked = rf"\textbf{{{text}}}" if cell.best else text
+        return f"{marked} ({escape(cell.change)})" if cell.change else marked
+
+    def line(cells: Iterable[str]) -> str:
+        return "  " + " & ".join(cells) + r" \\"
+
+    body: list[str] = []
+    for i, row in enumerate(table.rows):
+        if i and table.opens_group(i):
+            body.append(r"  \midrule")
+        body.append(line(map(cell, row)))
+    return "\n".join([
+        r"\begin{table}", r"  \centering", rf"  \caption{{{escape(table.title)}}}",
+        rf"  \begin{{tabular}}{{{'l' * len(table.headings)}}}", r"  \toprule",
+        line(rf"\textbf{{{escape(heading)}}}" for heading in table.headings), r"  \midrule",
+        *body, r"  \bottomrule", r"  \end{tabular}", r"\end{table}",
+    ])  # fmt: skip
+
+
+def to_html(table: Table) -> str:
+    """For a notebook; the best in bold."""
+
+    def cell(cell: Cell, tag: str) -> str:
+        text = html.escape(cell.text + cell.stars)
+        change = f"<br><small>{html.escape(cell.change)}</small>" if cell.change else ""
+        return f"<{tag}>{f'<b>{text}</b>' if cell.best else text}{change}</{tag}>"
+
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.headings)
+    rows = ("".join(cell(each, "th" if i < table.names else "td") for i, each in enumerate(row)) for row in table.rows)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    title = html.escape(table.title)
+    return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def to_terminal(table: Table) -> RichTable:
+    """For rich's console; the best in bold."""
+    from rich.table import Table as Rich
+    from rich.text import Text
+
+    shown = Rich(title=table.title, title_justify="left")
+    for i, heading in enumerate(table.headings):
+        right = i >= table.names
+        style = "dim" if heading == "floor" else ""
+        shown.add_column(heading, justify="right" if right else "left", style=style, overflow="fold")
+    for i, row in enumerate(table.rows):
+        cells = []
+        for cell in row:
+            text = Text(cell.text + cell.stars, style="bold" if cell.best else "")
+            cells.append(text.append(f"\n{cell.change}", style="dim not bold") if cell.change else text)
+        shown.add_row(*cells, end_section=i + 1 < len(table.rows) and table.opens_group(i + 1))
+    return shown
+
+
+ENTRY_COLUMNS = tuple("class" if name == "label" else name for name in Entry._fields)
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Every entry, one a line."""
+    return csv_text(ENTRY_COLUMNS, comparison.entries)
+
+
+def to_json(comparison: Comparison) -> str:
+    """The comparison with every entry as an object; NaN is null."""
+    content = asdict(comparison)
+    content["entries"] = [
+        {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in entry._asdict().items()}
+        for entry in comparison.entries
+    ]
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def markdown_document(tables: Iterable[Table], sentences: Iterable[str]) -> str:
+    """The tables, and below them the sentences as a list."""
+    listed = "".join(f"- {' '.join(sentence.split())}\n" for sentence in sentences)
+    return "\n\n".join(map(to_markdown, tables)) + "\n\n" + listed.replace("*", r"\*")
+
+
+def latex_document(tables: Iterable[Table], sentences: Iterable[str]) -> str:
+    """The sentences as comments, then the tables."""
+    comments = "".join(f"% {' '.join(sentence.split())}\n" for sentence in sentences)
+    return comments + "\n" + "\n\n".join(map(to_latex, tables)) + "\n"
+
+
+def write_comparison(comparison: Comparison, out: str | os.PathLike[str], *, remarks: Iterable[str] = ()) -> list[Path]:
+    """Write comparison.csv (every number), comparison.md and comparison.tex (the tables, their notes, the remarks)."""
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    tables, sentences = comparison_tables(comparison), [*notes(comparison), *remarks]
+    files = {
+        "comparison.csv": to_csv(comparison),
+        "comparison.md": markdown_document(tables, sentences),
+        "comparison.tex": latex_document(tables, sentences),
+    }
+    for name, content in files.items():
+        write_whole(out / name, content.encode())
+    return [out / name for name in files]

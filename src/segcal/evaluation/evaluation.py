@@ -1,0 +1,413 @@
+"""What one evaluation found: sums of every case and class, their names, and where they came from.
+
+Everything shown later (tables, diagrams, tests, reports) follows from these sums; the volumes are not read again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal._io.files import read_npz, write_npz, write_whole
+from segcal._io.words import counted
+from segcal.binning import Binning
+from segcal.errors import ConfigError, FileError, SegcalError, ShapeError, distinct
+from segcal.metrics import ERRORS, ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
+from segcal.scores import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
+from segcal.statistics import SUMS, BinStatistics
+
+FORMAT = "segcal evaluation 2"
+FIRST_FORMAT = "segcal evaluation 1"  # without joint scores; the log loss of a class was its part of the cross-entropy
+MICRO: tuple[Literal["paper", "pooled"], ...] = ("paper", "pooled")
+TOGETHER = 32  # cases whose metrics are computed at a time, to hold few copies of their fine bins
+JOINT = ("brier", "nll")  # over all classes: not a mean of theirs, but a score of the whole distribution
+
+Label = str | None
+"""A class; None is all classes, in the one way that a metric has for that (see `scope_of`)."""
+
+
+def scope_of(label: Label, metric: str) -> str:
+    """What a number is about: a "class", or all of them as their "mean", "joint" or by the "top label" of each voxel.
+
+    >>> scope_of("mean", "ace"), scope_of(None, "ace"), scope_of(None, "nll")
+    ('class', 'mean', 'joint')
+    """
+    if label is not None:
+        return "class"
+    return "joint" if metric in JOINT else "top label" if metric.startswith("top_label") else "mean"
+
+
+class Row(NamedTuple):
+    """One number of a summary. For macro averages `std` is that over cases and `cases` their number."""
+
+    cases: str  # "all", or "complete": those with every trained label
+    average: str  # "macro", "micro paper" or "micro pooled"
+    scope: str  # see `scope_of`
+    label: Label
+    metric: str
+    value: float
+    std: float
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Sums per case and class, in fine hard bins, with the names of cases and classes."""
+
+    statistics: BinStatistics
+    overlap: OverlapCounts
+    scores: ScoreSums
+    """Of each class against the rest."""
+    top_label: BinStatistics | None
+    """Of the most probable class of each voxel (one column): its probability, and whether it is right."""
+    cases: tuple[str, ...]
+    classes: tuple[str, ...]
+    has_background: bool = False
+    """Whether the first class is the background, which results leave out unless asked for."""
+    bins: int = 20
+    """Bins of the errors that are reported."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    joint: ScoreSums | None = None
+    """(case, 1), of the distribution over all classes; where classes overlap, the mean over them. None: not known."""
+    label_counts: Tensor | None = None
+    """(case, label): voxels of each trained label but the background, where classes are unions of labels."""
+
+    def __post_init__(self) -> None:
+        shape = (len(self.cases), len(self.classes))
+        for name, came in (("statistics", self.statistics.count.shape[:2]), ("overlap", self.overlap.true.shape)):
+            if tuple(came) != shape:
+                raise ShapeError(f"{name} must be of {shape[0]} cases and {shape[1]} classes; got {tuple(came)}.")
+        if len(set(self.cases)) != len(self.cases):
+            raise ConfigError(f"case names must differ; {_twice(self.cases)} came more than once.")
+        distinct("class names", self.classes)
+
+    def select(self, *, cases: Sequence[int] | None = None, classes: Sequence[int] | None = None) -> Evaluation:
+        """Only these cases and classes, by index."""
+        rows = list(range(len(self.cases))) if cases is None else list(cases)
+        columns = list(range(len(self.classes))) if classes is None else list(classes)
+
+        def cut(sums: Tensor) -> Tensor:
+            return sums[rows][:, columns]
+
+        return replace(
+            self,
+            statistics=self.statistics.select(cases=rows, classes=columns),
+            overlap=map_sums(cut, self.overlap),
+            scores=map_sums(cut, self.scores),
+            top_label=self.top_label and self.top_label.select(cases=rows),
+            joint=self.joint and map_sums(lambda sums: sums[rows], self.joint),
+            label_counts=None if self.label_counts is None else self.label_counts[rows],
+            cases=tuple(self.cases[i] for i in rows),
+            classes=tuple(self.classes[i] for i in columns),
+            has_background=self.has_background and 0 in columns,
+        )
+
+    def foreground(self) -> Evaluation:
+        """Without the background, if there is one."""
+        return self.select(classes=range(1, len(self.classes))) if self.has_background else self
+
+    def complete(self) -> Evaluation:
+        """Only the cases in which every trained label (but the background) is present.
+
+        Of regions these are the labels that they are unions of, where the label maps told them.
+        """
+        true = self.foreground().overlap.true if self.label_counts is None else self.label_counts
+        whole = (true > 0).all(1)
+        return self if bool(whole.all()) else self.select(cases=whole.nonzero().flatten().tolist())
+
+    @staticmethod
+    def concatenate(parts: Iterable[Evaluation]) -> Evaluation:
+        """The cases of all parts, which must agree in classes and bins."""
+        parts = list(parts)
+        if not parts:
+            raise ShapeError("there must be at least one evaluation to concatenate; got none.")
+        first = parts[0]
+        for part in parts[1:]:
+            if (part.classes, part.bins) != (first.classes, first.bins):
+                raise ConfigError(
+                    f"evaluations must have the same classes and bins; got {first.classes} with {first.bins} bins and "
+                    f"{part.classes} with {part.bins}."
+                )
+        tops = [part.top_label for part in parts if part.top_label is not None]
+        joints = [part.joint for part in parts if part.joint is not None]
+        counts = [part.label_counts for part in parts if part.label_counts is not None]
+        return replace(
+            first,
+            statistics=BinStatistics.concatenate(part.statistics for part in parts),
+            overlap=concatenate_sums([part.overlap for part in parts]),
+            scores=concatenate_sums([part.scores for part in parts]),
+            top_label=BinStatistics.concatenate(tops) if len(tops) == len(parts) else None,
+            joint=concatenate_sums(joints) if len(joints) == len(parts) else None,
+            label_counts=torch.cat(counts) if len(counts) == len(parts) else None,
+            cases=tuple(name for part in parts for name in part.cases),
+        )
+
+    @property
+    def binned(self) -> BinStatistics:
+        """The statistics in the bins that are reported."""
+        return self.statistics.rebin(self.bins)
+
+    def case_metrics(self) -> dict[str, Tensor]:
+        """Every metric by name, (case, class), with NaN where it has no value."""
+        parts = [
+            _calibration(self.statistics.select(cases=range(start, min(start + TOGETHER, len(self.cases)))), self.bins)
+            for start in range(0, max(len(self.cases), 1), TOGETHER)
+        ]
+        calibration = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {"dice": dice(self.overlap)} | calibration | _proper(self.scores)
+
+    def top_label_errors(self) -> dict[str, Tensor]:
+        """Calibration errors of the most probable class, per case; empty for regions."""
+        if self.top_label is None:
+            return {}
+        stats = self.top_label.rebin(self.bins)
+        return {f"top_label_{name}": metric(stats)[:, 0] for name, metric in (("ece", ece), ("ace", ace), ("mce", mce))}
+
+    def joint_scores(self) -> dict[str, Tensor]:
+        """Brier score and NLL of the whole distribution, per case; NaN where they are not known."""
+        if self.joint is None:
+            return dict.fromkeys(JOINT, torch.full((len(self.cases),), torch.nan, dtype=torch.float64))
+        return {name: values[:, 0] for name, values in _proper(self.joint).items()}
+
+    def case_values(self) -> dict[tuple[Label, str], Tensor]:
+        """Each metric of each case, by (label, metric)."""
+        values: dict[tuple[Label, str], Tensor] = {}
+        for metric, columns in self.case_metrics().items():
+            values |= {(name, metric): column for name, column in zip(self.classes, columns.unbind(1), strict=True)}
+            values[None, metric] = columns.nanmean(1)
+        whole = self.joint_scores() | self.top_label_errors()
+        return values | {(None, metric): column for metric, column in whole.items()}
+
+    def micro_values(self, weights: Tensor | None = None) -> dict[tuple[str, Label, str], Tensor]:
+        """Micro averages by (average, label, metric): one number, or one for each draw of `weights`, (draw, case)."""
+        if weights is None:
+            weights = self.overlap.true.new_ones(1, len(self.cases))
+        found: dict[tuple[str, Label, str], Tensor] = {}
+        for reading in MICRO:
+            stats = micro(self.binned, reading=reading, weights=weights)
+            metrics = {name: error(stats) for name, error in ERRORS.items()}
+            if reading == "pooled":
+                metrics |= {"dice": dice(map_sums(weights.matmul, self.overlap)), "signed_gap": signed_gap(stats)}
+                metrics |= _proper(map_sums(weights.matmul, self.scores))
+            for metric, values in metrics.items():
+                found |= self._by_label(f"micro {reading}", metric, values)
+        for metric in JOINT:
+            found["micro pooled", None, metric] = weights.new_full((len(weights),), torch.nan)
+        if self.joint is not None:
+            pooled = _proper(map_sums(weights.matmul, self.joint))
+            found |= {("micro pooled", None, metric): values[:, 0] for metric, values in pooled.items()}
+        return found
+
+    def micro_distances(self, weights: Tensor) -> dict[tuple[str, Label, str], Tensor]:
+        """For each draw of `weights`, how far its gaps lie from those of all cases, averaged as each error does."""
+        found: dict[tuple[str, Label, str], Tensor] = {}
+        for reading in MICRO:
+            drawn, whole = (micro(self.binned, reading=reading, weights=some) for some in (weights, None))
+            moved = drawn.confidence_sum - drawn.count * whole.signed_gap.nan_to_num(0.0)
+            apart = replace(drawn, confidence_sum=moved)  # its gaps are the differences of gaps
+            for metric, error in ERRORS.items():
+                values = error(apart)
+                found |= self._by_label(f"micro {reading}", metric, values)
+        return found
+
+    def _by_label(self, average: str, metric: str, values: Tensor) -> dict[tuple[str, Label, str], Tensor]:
+        """The columns of (draw, class) values by their names, and their mean over classes."""
+        columns = zip((*self.classes, None), (*values.unbind(1), values.nanmean(1)), strict=True)
+        return {(average, name, metric): column for name, column in columns}
+
+    def summary(self) -> list[Row]:
+        """Macro mean and standard deviation, and both micro averages, over all and over complete cases."""
+        rows = []
+        for which, part in (("all", self), ("complete", self.complete())):
+            rows += [_macro_row(which, *key, values) for key, values in part.case_values().items()]
+            if part.cases:
+                rows += [
+                    Row(
+                        *(which, average, scope_of(label, metric), label, metric),
+                        value=value.item(),
+                        std=math.nan,
+                        number=len(part.cases),
+                    )
+                    for (average, label, metric), value in part.micro_values().items()
+                ]
+        return rows
+
+    def means(self, *, cases: str = "all") -> dict[tuple[str, str], float]:
+        """Of all classes, without the background in means over them, by (average, metric); all or complete cases."""
+        return {
+            (row.average, row.metric): row.value
+            for row in self.foreground().summary()
+            if (row.cases, row.label) == (cases, None)
+        }
+
+    def __repr__(self) -> str:
+        """One line, rather than pages of sums."""
+        return f"Evaluation({counted(len(self.cases), 'case')}; {', '.join(self.classes)}; {counted(self.bins, 'bin')})"
+
+    def _repr_html_(self) -> str:
+        """Its summary, in a notebook."""
+        from segcal.comparison.tables import summary_table, to_html
+
+        return to_html(summary_table(self.foreground()))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write PATH (.npz, no pickle) and beside it a .json with names and provenance to read."""
+        path = Path(path)
+        kinds: dict[str, tuple[str, ...]] = {
+            "statistics": SUMS,
+            "overlap": OverlapCounts.names(),
+            "scores": ScoreSums.names(),
+        }
+        if self.top_label is not None:
+            kinds["top_label"] = SUMS
+        if self.joint is not None:
+            kinds["joint"] = ScoreSums.names()
+        arrays = {
+            f"{kind}_{name}": getattr(getattr(self, kind), name).numpy()
+            for kind, names in kinds.items()
+            for name in names
+        }
+        if self.label_counts is not None:
+            arrays["label_counts"] = self.label_counts.numpy()
+        header = {
+            "format": FORMAT,
+            "cases": self.cases,
+            "classes": self.classes,
+            "has_background": self.has_background,
+            "bins": self.bins,
+            "fine_bins": self.statistics.binning.bins,
+            "top_label": self.top_label is not None,
+            "provenance": self.provenance,
+        }
+        write_whole(path.with_suffix(".json"), write_npz(path, header, arrays).encode())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Evaluation:
+        """Read what `save` wrote, of the first format, too: it has no NLL of single classes, and joint ones follow."""
+        header, arrays = read_npz(path, kind=(FORMAT, FIRST_FORMAT))
+        try:
+            tensors = {name: _sums(name, array) for name, array in arrays.items()}
+            binning = Binning(int(header["fine_bins"]))
+            if header["format"] == FIRST_FORMAT:
+                tensors |= _second_format(tensors, exclusive=bool(header["top_label"]))
+            return Evaluation(
+                statistics=_statistics(tensors, "statistics", binning),
+                overlap=OverlapCounts(**{name: tensors[f"overlap_{name}"] for name in OverlapCounts.names()}),
+                scores=_scores(tensors, "scores"),
+                top_label=_statistics(tensors, "top_label", binning) if header["top_label"] else None,
+                cases=_names(header["cases"]),
+                classes=_names(header["classes"]),
+                has_background=bool(header["has_background"]),
+                bins=int(header["bins"]),
+                provenance=header["provenance"],
+                joint=_scores(tensors, "joint") if "joint_voxels" in tensors else None,
+                label_counts=tensors.get("label_counts"),
+            )
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+            raise SegcalError(f"{path} must hold the sums of an evaluation; {str(error).rstrip('.')}.") from error
+
+
+def _calibration(fine: BinStatistics, bins: int) -> dict[str, Tensor]:
+    stats, even = fine.rebin(bins), equal_mass(fine, bins)
+    return {
+        "ace": ace(stats),
+        "ece": ece(stats),
+        "mce": mce(stats),
+        "signed_gap": signed_gap(stats),
+        "overconfidence": overconfidence(stats),
+        "underconfidence": underconfidence(stats),
+        "equal_mass_ace": ace(even),
+    }
+
+
+def _proper(scores: ScoreSums) -> dict[str, Tensor]:
+    return {"brier": brier(scores), "nll": nll(scores)}
+
+
+def _scores(tensors: dict[str, Tensor], kind: str) -> ScoreSums:
+    return ScoreSums(**{name: tensors[f"{kind}_{name}"] for name in ScoreSums.names()})
+
+
+def _second_format(tensors: dict[str, Tensor], *, exclusive: bool) -> dict[str, Tensor]:
+    """What a file of the first format lacks: joint scores; of exclusive classes, the log loss of each is lost."""
+    scores = _scores(tensors, "scores")
+    joint, lost = scores.mean_of_classes(), {}
+    if exclusive:
+        classes = scores.voxels.shape[1]
+        squared = scores.squared_error.sum(1, keepdim=True) / (2 if classes == 2 else 1)
+        joint = ScoreSums(squared, scores.log_loss.sum(1, keepdim=True), joint.voxels)
+        lost = {"scores_log_loss": torch.full_like(scores.log_loss, torch.nan)}
+    return lost | {f"joint_{name}": getattr(joint, name) for name in ScoreSums.names()}
+
+
+def _twice(names: Sequence[str]) -> str:
+    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
+
+
+def _macro_row(which: str, name: Label, metric: str, values: Tensor) -> Row:
+    known = values[~values.isnan()]
+    number = len(known)
+    std = known.std().item() if number > 1 else math.nan
+    return Row(
+        which, "macro", scope_of(name, metric), name, metric, known.mean().item() if number else math.nan, std, number
+    )
+
+
+def _sums(name: str, array: np.ndarray[Any, Any]) -> Tensor:
+    """An array of a file as float64 sums. Scores may be infinite, or below 0 by rounding; others may not."""
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{name} must be real numbers; they are {array.dtype}")
+    sums = array.astype(np.float64)
+    if not name.startswith(("scores", "joint")) and not ((sums >= 0) & (sums < 2**60)).all():
+        raise ValueError(f"{name} must be finite numbers of at least 0")
+    return torch.from_numpy(sums)
+
+
+def _names(names: object) -> tuple[str, ...]:
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"names must be a list of texts; got {names!r}")
+    return tuple(names)
+
+
+def _statistics(tensors: dict[str, Tensor], kind: str, binning: Binning) -> BinStatistics:
+    count, confidence_sum, label_sum = (tensors[f"{kind}_{name}"] for name in SUMS)
+    return BinStatistics(count, confidence_sum, label_sum, binning)
+
+
+def read_evaluations(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Evaluation]:
+    """Saved evaluations by name. A source is a folder that `segcal evaluate` wrote, an .npz file, or NAME=either.
+
+    Without a name it is that of the folder; where two are the same, the folder above comes before it.
+    """
+    found = [_named_path(str(source)) for source in sources]
+    for depth in range(1, 4):
+        names = [name or "/".join(path.absolute().parts[-depth:]) for name, path in found]
+        if len(set(names)) == len(names):
+            break
+    else:
+        raise ConfigError(f"evaluations must have names of their own; {_twice(names)} came twice. Give NAME=PATH.")
+    files = [path / "evaluation.npz" if path.is_dir() else path for _, path in found]
+    return {
+        name.removesuffix(".npz"): Evaluation.load(_existing(file)) for name, file in zip(names, files, strict=True)
+    }
+
+
+def _named_path(source: str) -> tuple[str, Path]:
+    """The name before an equals sign, if any, and the path, without the file's name that all share."""
+    name, equals, rest = source.partition("=")
+    path = Path(rest) if equals and not Path(source).exists() else Path(source)
+    return name if path != Path(source) else "", path.parent if path.name == "evaluation.npz" else path
+
+
+def _existing(file: Path) -> Path:
+    if not file.is_file():
+        raise FileError(f"an evaluation must be a folder with evaluation.npz, or an .npz file; {file} does not exist.")
+    return file

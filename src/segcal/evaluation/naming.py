@@ -1,0 +1,179 @@
+"""What the channels of predictions are: classes, label values or regions and their names, from options and files.
+
+A file of ours beside maps that `segcal predict` wrote says all of it; a dataset.json says names, and which label is
+left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from segcal._io.files import write_whole
+from segcal._io.parsing import parse_json
+from segcal.errors import ConfigError, SegcalError
+from segcal.evaluation.doubts import SAVE_PROBABILITIES
+from segcal.evaluation.measure import Options
+from segcal.volumes import CaseFiles, count_channels
+from segcal.volumes.regions import (
+    Regions,
+    has_regions,
+    is_list,
+    label_values,
+    names_by_value,
+    read_class_names,
+    read_ignored,
+    read_regions,
+)
+
+BESIDE_MAPS = "segcal-classes.json"
+_FORMAT = "segcal classes 1"
+_BACKGROUND = ("background", "bg")
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Names by label value, and where they are from; `whole`: they must be as many as there are labels."""
+
+    names: dict[int, str]
+    source: str
+    whole: bool = False
+    regions: Regions | None = None
+    values: tuple[int, ...] | None = None
+    ignore: int | None = None
+
+    def into(self, options: Options) -> Options:
+        """The options with all that is told here; what they ignore already counts."""
+        return replace(
+            options,
+            regions=self.regions,
+            values=self.values,
+            class_names=tuple(sorted(self.names.items())) or None,
+            ignore=self.ignore if options.ignore is None else options.ignore,
+        )
+
+
+def read_naming(predictions: Path, labels: Path, classes: str | None, regions: str | None, *, sigmoid: bool) -> Naming:
+    """What the options say, else the files beside predictions and labels, else nothing."""
+    own = (predictions.parent if predictions.is_file() else predictions) / BESIDE_MAPS
+    if classes is None and regions is None and own.is_file():
+        return read_own(own)
+    described = _find_dataset_json(predictions, labels) if classes is None else classes
+    if classes is None and regions is None and described is not None and sigmoid and has_regions(described):
+        raise ConfigError(f"{described} has regions, which --sigmoid predictions are of; add --regions {described}.")
+    told = None if regions is None else read_regions(regions)
+    if told is not None and told.members and classes is not None and is_list(classes):
+        raise ConfigError(f"with --regions, names must be those of the regions; leave out --classes {classes}.")
+    names = {} if described is None else read_class_names(described)
+    whole = classes is not None and is_list(classes)
+    ignored = [read_ignored(each) for each in (described, regions) if each and each.endswith((".json", ".toml"))]
+    ignore = next((value for value in ignored if value is not None), None)
+    naming = Naming(names, described or "", whole, told, ignore=ignore)
+    return naming if told is None or told.members else _of_values(naming, told.values or (), sigmoid=sigmoid)
+
+
+def _of_values(naming: Naming, values: tuple[int, ...], *, sigmoid: bool) -> Naming:
+    """Classes of these label values, exclusive or, for a sigmoid, each a region by itself."""
+    names = naming.names
+    if naming.whole:
+        if len(names) != len(values):
+            raise ConfigError(
+                f"--classes must name a class for each of the values {list(values)}, in their order; got "
+                f"{', '.join(names.values())}."
+            )
+        names = dict(zip(values, names.values(), strict=True))
+    if not sigmoid:
+        return replace(naming, names=names, values=values, regions=None)
+    each: dict[str, tuple[int, ...]] = {names.get(value, f"class {value}"): (value,) for value in values}
+    return replace(naming, names={}, whole=False, regions=Regions(each, values))
+
+
+def _find_dataset_json(predictions: Path, labels: Path) -> str | None:
+    """The dataset.json in either folder, or beside the labels."""
+    paths = (folder / "dataset.json" for folder in (predictions, labels, labels.parent))
+    return next((str(path) for path in paths if path.is_file()), None)
+
+
+def check_names(naming: Naming, cases: Sequence[CaseFiles], options: Options) -> None:
+    """Refuse names that are not those of the predictions' channels; headers tell, of the first case if it agrees."""
+    if not naming.names or options.regions is not None:
+        return
+    numbers: Counter[int] = Counter()
+    for files in cases:
+        try:
+            numbers[count_channels(files)] += 1
+        except (SegcalError, OSError):
+            continue  # whoever measures it says why
+        if sum(numbers.values()) == 1 and not _fault(naming, next(iter(numbers)), options):
+            return
+    if numbers:
+        usual = min(numbers, key=lambda number: (-numbers[number], number))
+        if fault := _fault(naming, usual, options):
+            raise ConfigError(fault)
+
+
+def _fault(naming: Naming, channels: int, options: Options) -> str:
+    """What is wrong with the names for so many channels; empty where nothing is."""
+    labels = labels_of(channels, options)
+    seen = f"predictions have {channels} channel{'s' * (channels > 1)}"
+    seen += f", so labels are {', '.join(map(str, labels))}" if len(labels) < 10 else f" and {len(labels)} labels"
+    if naming.whole and len(naming.names) != len(labels):
+        given = ",".join(naming.names.values())
+        without = len(naming.names) == len(labels) - 1 and next(iter(naming.names.values())).lower() not in _BACKGROUND
+        remedy = ""
+        if without and not (options.sigmoid and channels > 1):
+            remedy = f" If the background is missing, give --classes background,{given}."
+        return f"--classes must name every label from 0 on: {seen}; got {len(naming.names)} names, {given}.{remedy}"
+    unknown = [(value, name) for value, name in naming.names.items() if value not in labels]
+    if unknown:
+        value, name = unknown[0]
+        maps = f" If the predictions are label maps, {SAVE_PROBABILITIES}." if channels == 1 else ""
+        return (
+            f"class names must be those of the predictions: {seen}; {naming.source} names label {value}, {name!r}. "
+            f"Give the names with --classes.{maps}"
+        )
+    return ""
+
+
+def labels_of(channels: int, options: Options) -> tuple[int, ...]:
+    """Label values of so many channels; a single one has two, its background's and its own."""
+    return options.values or tuple(range(max(channels, 2)))
+
+
+def write_own(
+    path: Path, classes: Sequence[str], values: Sequence[int], regions: Regions | None, **more: object
+) -> None:
+    """Write what a reader of maps must know of their channels."""
+    told = None
+    if regions is not None:
+        told = {"members": regions.members, "values": regions.values, "aliases": regions.aliases}
+    content = {"format": _FORMAT, "classes": list(classes), "values": list(values), "regions": told} | more
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False).encode())
+
+
+def copy_description(source: Path, out: Path) -> None:
+    """Copy what says what the maps in a folder are, so that others made of them are read alike."""
+    places = [source / name for name in (BESIDE_MAPS, "dataset.json", "plans.json")]
+    if not places[-1].is_file():
+        places[-1] = source.parent.parent / "plans.json"  # above a fold that nnU-Net validates
+    for path in places:
+        if path.is_file():
+            write_whole(out / path.name, path.read_bytes())
+
+
+def read_own(path: Path) -> Naming:
+    """What `write_own` wrote."""
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']!r}")
+        values = label_values(content["values"])
+        names = names_by_value(path, zip(values, map(str, content["classes"]), strict=True))
+        regions = Regions.from_json(content["regions"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} must hold the classes of maps, as segcal writes them; {error}.") from error
+    plain = values == tuple(range(len(values)))
+    return Naming(names, str(path), regions=regions, values=None if plain or regions is not None else values)

@@ -1,0 +1,78 @@
+"""What a reader must know of evaluations beside their numbers: cases that failed, and notes on how they were read.
+
+Both are in the provenance of an evaluation. It may come from a file of anyone's, so whatever is not of the form
+written here is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from segcal._io.words import counted, listed
+from segcal.evaluation.evaluation import Evaluation
+
+MOST = 5  # cases that a sentence names
+
+
+class FailedCase(NamedTuple):
+    """A case that could not be measured."""
+
+    case: str
+    kind: str
+    message: str
+
+
+class Note(NamedTuple):
+    """What was noticed while cases were measured; no cases: it holds for all."""
+
+    kind: str
+    message: str
+    cases: tuple[str, ...] = ()
+
+
+def failed_cases(evaluation: Evaluation) -> list[FailedCase]:
+    """The cases that failed when this evaluation was made."""
+    return [
+        FailedCase(*(_text(each.get(name)) for name in FailedCase._fields))
+        for each in _objects(evaluation, "failures")
+        if "case" in each
+    ]
+
+
+def evaluation_notes(evaluation: Evaluation) -> list[Note]:
+    """What was noticed when this evaluation was made."""
+    found = []
+    for each in _objects(evaluation, "notes"):
+        cases = each.get("cases")
+        names = tuple(map(_text, cases)) if isinstance(cases, list | tuple) else ()
+        found.append(Note(_text(each.get("kind")), _text(each.get("message")), names))
+    return [note for note in found if note.kind or note.message]
+
+
+def remarks(evaluations: Mapping[str, Evaluation | Sequence[Evaluation]]) -> list[str]:
+    """A sentence for each method with cases that failed, and for each note; the same of several seeds once."""
+    found: dict[str, None] = {}
+    for method, given in evaluations.items():
+        for evaluation in [given] if isinstance(given, Evaluation) else given:
+            found |= dict.fromkeys(_sentences(method, evaluation))
+    return list(found)
+
+
+def _sentences(method: str, evaluation: Evaluation) -> Iterator[str]:
+    if failed := failed_cases(evaluation):
+        told = [f"{each.case} ({': '.join(filter(None, each[1:])) or 'unknown'})" for each in failed]
+        number = counted(len(failed) + len(evaluation.cases), "case")
+        yield f"{method}: {len(failed)} of {number} failed and count nowhere: {listed(told, MOST, joint='; ')}"
+    for note in evaluation_notes(evaluation):
+        which = f" ({counted(len(note.cases), 'case')}: {listed(note.cases, MOST)})" if note.cases else ""
+        yield f"{method}: {note.message or note.kind}{which}"
+
+
+def _objects(evaluation: Evaluation, name: str) -> list[Mapping[str, object]]:
+    given = evaluation.provenance.get(name) if isinstance(evaluation.provenance, Mapping) else None
+    return [each for each in given if isinstance(each, Mapping)] if isinstance(given, list | tuple) else []
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

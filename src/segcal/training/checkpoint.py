@@ -1,0 +1,48 @@
+"""Checkpoints: written whole, read without unpickling anything but tensors and plain values."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from segcal._io.files import WriteError, write_whole
+from segcal.errors import FileError
+
+LAST, BEST = "last.pt", "best.pt"
+_ZIP = b"PK\x03\x04"  # torch.load also takes its form of before 1.6, a row of pickles, which nothing here writes
+
+
+class UnsavedError(WriteError, FileError):
+    """A checkpoint that cannot be written; the one of before stands."""
+
+    def __str__(self) -> str:
+        kept = "The checkpoint of before stands: make room, and the same command goes on from it."
+        return f"{super().__str__()} {kept}"
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint; the one of before stands until the new one is whole."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    try:
+        write_whole(path, buffer.getbuffer())
+    except WriteError as error:
+        raise UnsavedError(error.errno or 0, error.strerror or "", error.filename) from error
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read a checkpoint; FileError where it is none."""
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != _ZIP:
+                raise ValueError("it is no archive")
+        content = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # whatever torch trips over in a broken file
+        reason = str(error).split(".")[0].split("\n")[0] or type(error).__name__
+        raise FileError(f"{path} must be a checkpoint of a run; {reason}.") from error
+    if not isinstance(content, dict) or "network" not in content:
+        raise FileError(f"{path} must be a checkpoint of a run; it holds no network.")
+    return content

@@ -1,0 +1,356 @@
+"""A trained run put to work: probability maps on the grid of the images, or measured on the spot and never stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import nibabel
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import segcal
+from segcal._io.files import WriteError, new_file
+from segcal._io.parsing import parse_json
+from segcal.calibrators import Calibrator
+from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
+from segcal.datasets.layout import nifti_files
+from segcal.datasets.recipes import PLAIN
+from segcal.errors import ConfigError, FileError, SegcalError, one_of
+from segcal.evaluation.calibrated import transform_volume, turn
+from segcal.evaluation.measure import CaseSums, Options, stamp, unchanged
+from segcal.evaluation.naming import BESIDE_MAPS, write_own
+from segcal.evaluation.results import (
+    Failure,
+    MapJob,
+    Maps,
+    Outcome,
+    Spread,
+    crashed,
+    keep_only,
+    make_maps,
+    open_parts,
+    outcome_of,
+    stack_cases,
+    write_results,
+)
+from segcal.training.checkpoint import BEST, load_checkpoint
+from segcal.training.config import RunConfig, read_config
+from segcal.training.inference import build_network, measure_logits, measuring_options, predict_logits, soften
+from segcal.training.preprocessing import prepare_case, read_labels, restore
+from segcal.volumes import Pairing
+from segcal.volumes.arrays import gzip_into
+from segcal.volumes.orientation import orientation_of
+from segcal.volumes.regions import Regions
+
+_Image: Any = nibabel.Nifti1Image  # nibabel has no types
+Side = Literal["train", "validation", "test", "all"]
+CLASSES = "classes.json"
+_CHANNEL_FILE = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained run, ready to predict."""
+
+    folder: Path
+    config: RunConfig
+    dataset: Dataset
+    split: Split
+    network: nn.Module
+    device: torch.device
+    fingerprint: str
+    """Of the weights, so that results of another training are not taken for this one's."""
+    checkpoint: str = BEST
+
+    def cases(self, side: Side) -> list[DataCase]:
+        """The cases of a side of the split; "all" has those without labels, too."""
+        if side == "all":
+            return [*self.dataset.cases, *self.dataset.unlabelled]
+        names = set(getattr(self.split, side))
+        if not names:
+            raise ConfigError(f"{self.folder / 'split.txt'} must have {side} cases; it has none.")
+        return [case for case in self.dataset.cases if case.name in names]
+
+    def logits(self, case: DataCase, calibrator: Calibrator | None = None) -> Tensor:
+        """(class, x, y, z) on the grid of the original image, calibrated if asked for."""
+        prepared = prepare_case(case, self.dataset, self.config.data, labels=False)
+        logits = predict_logits(self.network, torch.from_numpy(prepared.image), self.config, self.device)
+        restored = restore(logits, prepared.geometry)
+        if calibrator is None:
+            return restored
+        return transform_volume(calibrator, restored, np.array(prepared.geometry.orientation))
+
+    def logits_and_labels(self, side: Side) -> Iterator[tuple[Tensor, Tensor]]:
+        """(class, x, y, z) logits and (x, y, z) class indices of each case, turned as calibrators take them."""
+        for case in self.cases(side):
+            orientation = orientation_of(cast(Any, nibabel.load(case.images[0])).affine)
+            labels = torch.from_numpy(read_labels(case, self.dataset))
+            yield turn(self.logits(case), orientation), turn(labels[None], orientation)[0]
+
+
+def load_run(
+    folder: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    checkpoint: str = BEST,
+    with_data: bool = True,
+) -> Run:
+    """A run that `train` wrote; `root` says where its data lie now, if they have moved.
+
+    Without its data it predicts other images, and has no cases of its own.
+    """
+    folder = Path(folder)
+    if not (folder / "config.toml").is_file():
+        raise FileError(f"{folder} must be the folder of a run; it has no config.toml.")
+    config = read_config(folder / "config.toml")
+    dataset = open_dataset(config.data.dataset, root or config.data.root) if with_data else _remembered(folder, config)
+    filled = config.resolved(dataset).data
+    if left := [f"data.{name}" for name, value in config.data if value is None and getattr(filled, name) is not None]:
+        raise FileError(f"{folder / 'config.toml'} must say {left[0]}; the one that train writes leaves nothing open.")
+    network = build_network(config, dataset)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    path = folder / checkpoint
+    if not path.is_file():
+        raise FileError(f"{folder} must hold a trained network; it has no {checkpoint} yet. Train it first.")
+    weights = load_checkpoint(path, device)["network"]
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise FileError(f"{path} must fit the network of config.toml; {str(error).splitlines()[0]}") from error
+    split = read_split(folder / "split.txt", dataset) if with_data else Split((), (), ())
+    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return Run(folder, config, dataset, split, network.to(device).eval(), device, fingerprint, checkpoint)
+
+
+def remember(folder: Path, dataset: Dataset) -> None:
+    """Write what a network must know of its dataset to predict without it."""
+    write_own(folder / CLASSES, dataset.classes, dataset.values, dataset.regions, channels=list(dataset.channels))
+
+
+def _remembered(folder: Path, config: RunConfig) -> Dataset:
+    try:
+        known = parse_json((folder / CLASSES).read_text(encoding="utf-8"))
+        channels, classes, values = (tuple(known[name]) for name in ("channels", "classes", "values"))
+        regions = Regions.from_json(known.get("regions"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FileError(f"{folder / CLASSES} must hold channels, classes and values; {error}.") from error
+    return Dataset(config.data.dataset, "", folder, channels, classes, values, cases=(), recipe=PLAIN, regions=regions)
+
+
+def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]:
+    """Images in a folder as cases without labels: NAME.nii.gz, or NAME_0000.nii.gz and so on for several channels.
+
+    A number is one of a channel where it can be: amos_0001 and amos_0002 of one channel are two cases, and so are
+    scan_0000 and scan_0001; where all files of one channel end in _0000, as nnU-Net names them, that is left out.
+    """
+    files = nifti_files(Path(folder))
+    if not files:
+        raise FileError(f"{folder} must hold images, as NAME.nii.gz; it holds none.")
+    if channels == 1 and not all(stem.endswith("_0000") for stem in files):
+        return [DataCase(stem, stem, (path,), None) for stem, path in files.items()]
+    cases: dict[str, dict[str, Path]] = {}
+    for stem, path in files.items():
+        match = _CHANNEL_FILE.fullmatch(stem)
+        numbered = match is not None and int(match["channel"]) < channels
+        cases.setdefault(match["case"] if match and numbered else stem, {})[stem] = path
+    for name, paths in cases.items():
+        if len(paths) != channels and list(paths) != [name]:  # one file by the plain name holds all channels
+            raise FileError(
+                f"{folder}: {name} must have {channels} files, one for each channel; it has {', '.join(paths)}."
+            )
+    return [DataCase(name, name, tuple(paths.values()), None) for name, paths in cases.items()]
+
+
+def predict(
+    run: Run,
+    out: str | os.PathLike[str],
+    *,
+    side: Side = "test",
+    cases: Sequence[DataCase] | None = None,
+    content: Literal["probabilities", "logits"] = "probabilities",
+    dtype: Literal["float32", "float16"] = "float32",
+    calibrator: Calibrator | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Maps:
+    """Write a map (x, y, z, class) for each case, NAME.nii.gz on the grid of its image; those that are there stay.
+
+    The cases are those of a side of the split, or the ones given. One that fails does not stop the others. A file
+    beside the maps has the names of classes and regions, which `segcal.evaluate` reads.
+    NIfTI has no half precision: float16 is stored as 16-bit integers with a scale, in steps of 1/65535.
+    """
+    one_of("content", content, ("probabilities", "logits"))
+    one_of("dtype", dtype, ("float32", "float16"))
+    if content == "logits" and dtype == "float16":
+        raise ConfigError("logits must be written as float32; 16 bits are for probabilities.")
+    out = Path(out)
+    mark = None if calibrator is None else calibrator.fingerprint
+
+    def job(case: DataCase) -> MapJob:
+        path = out / f"{case.name}.nii.gz"
+
+        def make() -> None:
+            logits = run.logits(case, calibrator)
+            _write_map(path, soften(logits) if content == "probabilities" else logits, case, dtype)
+
+        return MapJob(case.name, _key(run, case, mark, content, dtype), [path], make)
+
+    def begin() -> None:
+        write_own(out / BESIDE_MAPS, run.dataset.classes, run.dataset.values, run.dataset.regions)
+
+    asked = run.cases(side) if cases is None else cases
+    if out.resolve() in {path.parent.resolve() for case in asked for path in case.files}:
+        raise ConfigError(f"--out must be another folder than that of the images, which stay as they are; got {out}.")
+    jobs = [job(case) for case in asked]
+    return make_maps(out, "predictions.json", jobs, lambda done, total, name: progress(done, total), begin=begin)
+
+
+def evaluate_run(
+    run: Run,
+    out: str | os.PathLike[str],
+    *,
+    side: Side = "test",
+    calibrator: Calibrator | Mapping[str, Calibrator] | None = None,
+    spread: Spread | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Evaluate a run on the original grid, one case in memory, no map stored; writes what `segcal evaluate` writes.
+
+    The calibrator is the same for all cases, or given by the name of each, as in a cross-validation. Stopped and
+    started again, cases that are done are not predicted again. `spread` does them elsewhere, as
+    `segcal.adapters.dask.DaskCluster`; the run's folder and its data must be seen there.
+    """
+    out = Path(out)
+    options = measuring_options(run.dataset, run.config)
+    cases = [case for case in run.cases(side) if case.label is not None]
+    fitted = {case.name: calibrator[case.name] if isinstance(calibrator, Mapping) else calibrator for case in cases}
+    marks = {name: None if each is None else each.fingerprint for name, each in fitted.items()}
+    failures: list[Failure] = []
+    with open_parts(out) as folder:
+        parts = {case.name: folder / f"{_key(run, case, marks[case.name], 'sums', str(options))}.npz" for case in cases}
+        waiting = [case for case in cases if not CaseSums.are_in(parts[case.name], options)]
+        done = len(cases) - len(waiting)
+        if spread is None:
+            jobs: Iterable[Failure | None] = (
+                _measure_to(run, case, fitted[case.name], options, parts[case.name]) for case in waiting
+            )
+        else:
+            jobs = _spread(run, waiting, fitted, options, parts, spread)
+        for failure in jobs:
+            if failure is not None:
+                failures.append(failure)
+                del parts[failure.case]
+            done += 1
+            progress(done, len(cases))
+        evaluation = stack_cases(list(parts), lambda name: CaseSums.load(parts[name]), options) if parts else None
+        if evaluation is not None:
+            evaluation.provenance["run"] = {
+                "config": run.config.model_dump(mode="json"), "side": side, "weights": run.fingerprint,
+                "calibrator": _told(calibrator), "split_note": run.split.note,
+            }  # fmt: skip
+        outcome = outcome_of(evaluation, failures, Pairing(()))
+        write_results(outcome, options, out)
+        keep_only(folder, parts.values())
+    return outcome
+
+
+def _told(calibrator: Calibrator | Mapping[str, Calibrator] | None) -> str | None:
+    """Of several, that each case had one fitted without it."""
+    if isinstance(calibrator, Mapping):
+        each = {fitted.fingerprint: fitted for fitted in calibrator.values()}
+        return f"{next(iter(each.values()))!r}, cross-fitted: {len(each)} of them" if each else None
+    return None if calibrator is None else f"{calibrator!r} {calibrator.fingerprint}"
+
+
+def _measure_to(
+    run: Run, case: DataCase, calibrator: Calibrator | None, options: Options, part: Path
+) -> Failure | None:
+    try:
+        with unchanged(case.files):
+            labels = read_labels(case, run.dataset)
+            sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
+        sums.save(part, case.name, case.files)
+    except WriteError:  # it would be the same for every case
+        raise
+    except (SegcalError, OSError, MemoryError) as error:
+        return Failure(case.name, type(error).__name__, str(error))
+    return None
+
+
+def _spread(
+    run: Run,
+    cases: Sequence[DataCase],
+    calibrators: Mapping[str, Calibrator | None],
+    options: Options,
+    parts: Mapping[str, Path],
+    spread: Spread,
+) -> Iterator[Failure | None]:
+    """Elsewhere, where the run is loaded once by each process."""
+    source = (str(run.folder.absolute()), str(run.dataset.root.absolute()), run.checkpoint, run.fingerprint)
+    jobs = [(source, case.name, calibrators[case.name], options, parts[case.name].absolute()) for case in cases]
+    for i, came in spread(_measure_there, jobs):
+        yield crashed(cases[i].name) if isinstance(came, BaseException) else came
+
+
+def _measure_there(
+    source: tuple[str, str, str, str], name: str, calibrator: Calibrator | None, options: Options, part: Path
+) -> Failure | None:
+    try:
+        run = _run_there(*source)
+        (case,) = (case for case in run.dataset.cases if case.name == name)
+    except SegcalError as error:
+        return Failure(name, type(error).__name__, str(error))
+    return _measure_to(run, case, calibrator, options, part)
+
+
+@lru_cache(maxsize=1)
+def _run_there(folder: str, root: str, checkpoint: str, fingerprint: str) -> Run:
+    run = load_run(folder, root=root, checkpoint=checkpoint)
+    if run.fingerprint != fingerprint:
+        raise FileError(f"{run.folder / checkpoint} must be the same file everywhere; another one is seen here.")
+    return run
+
+
+def _key(run: Run, case: DataCase, calibrator: str | None, *what: str) -> str:
+    """Names a result: other weights, files, settings or another calibrator give another key."""
+    files = [stamp(path) for path in case.files]
+    content = [
+        segcal.__version__,
+        run.fingerprint,
+        run.config.hash,
+        case.name,
+        files,
+        what,
+        calibrator,
+    ]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _write_map(path: Path, values: Tensor, case: DataCase, dtype: str) -> None:
+    """(class, x, y, z) as a NIfTI file (x, y, z, class) with the header of the case's image.
+
+    It is written class by class, for beside the values of a large image there may be no room for all of them again.
+    """
+    source: Any = nibabel.load(case.images[0])
+    steps = 65535 if dtype == "float16" else 1
+    stored = np.dtype(np.uint16 if dtype == "float16" else np.float32)
+    image = _Image(np.broadcast_to(np.zeros((), stored), (*values.shape[1:], len(values))), source.affine)
+    image.header.set_slope_inter(1 / steps, 0)
+    image.header.set_zooms((*source.header.get_zooms()[:3], 1))
+    image.header.set_xyzt_units(*source.header.get_xyzt_units())
+    for code in ("qform", "sform"):
+        image.header[f"{code}_code"] = int(source.header[f"{code}_code"])
+    with new_file(path) as file, gzip_into(file) as stream:
+        image.header.write_to(stream)
+        stream.write(bytes(image.header.get_data_offset() - stream.tell()))
+        for row in values.numpy():
+            numbers = np.round(row * steps) if dtype == "float16" else row
+            stream.write(np.ascontiguousarray(numbers.T, stored).data)  # the first axis fastest

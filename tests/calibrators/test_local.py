@@ -1,0 +1,334 @@
+"""Local temperatures: what they find where the right ones are known, and that no decision ever changes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from segcal import ace, bin_statistics
+from segcal.calibrators import LocalTemperature, Temperature, load_calibrator, local
+from segcal.calibrators.local import COLDEST, HOTTEST
+from segcal.errors import ConfigError, RangeError, SegcalError, ShapeError
+
+QUICK = {"steps": 60, "width": 16}
+
+
+def drawn(shape, *, classes=3, seed=0, spread=2.0):
+    """True logits, and labels drawn from them."""
+    random = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(classes, *shape, generator=random)
+    flat = logits.flatten(1).softmax(0).T
+    return logits, torch.multinomial(flat, 1, generator=random)[:, 0].reshape(shape)
+
+
+def too_sure_of_class_one(seed, shape=(12, 12, 12)):
+    """Logits that are too large by a factor of 3 where class 1 leads, and right elsewhere."""
+    logits, labels = drawn(shape, seed=seed)
+    factor = torch.where(logits.argmax(0) == 1, 3.0, 1.0)
+    return logits * factor, labels
+
+
+def nll(logits, labels):
+    return cross_entropy(logits[None].double(), labels[None]).item()
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return [too_sure_of_class_one(seed) for seed in range(6)]
+
+
+@pytest.fixture(scope="module")
+def fitted(cases):
+    return LocalTemperature(steps=150, width=16).fit(cases)
+
+
+@pytest.fixture(scope="module")
+def likeliest(cases):
+    """Without the calibration error, whose optimum on few voxels is not the truth."""
+    return LocalTemperature(steps=150, width=16, ace=0).fit(cases)
+
+
+def test_a_temperature_that_depends_on_the_class_is_found_where_one_for_all_cannot(cases, likeliest):
+    logits, labels = too_sure_of_class_one(99)
+    truth = drawn((12, 12, 12), seed=99)[0]
+    one_for_all = Temperature().fit(cases)
+    found, plain, best = (
+        nll(each, labels) for each in (likeliest.transform(logits), one_for_all.transform(logits), truth)
+    )
+    assert found - best < 0.35 * (plain - best)
+    temperatures = likeliest.temperatures(logits)[0]
+    leads = logits.argmax(0) == 1
+    assert temperatures[leads].median().item() == pytest.approx(3, rel=0.25)
+    assert temperatures[~leads].median().item() == pytest.approx(1, rel=0.25)
+
+
+def test_the_calibration_error_falls_on_cases_not_fitted_to(fitted):
+    def error(logits, labels):
+        probabilities = logits.softmax(0).flatten(1)[None]
+        return ace(bin_statistics(probabilities, labels.flatten()[None], bins=20))[0, 1:].mean().item()
+
+    logits, labels = too_sure_of_class_one(99)
+    assert error(fitted.transform(logits), labels) < 0.7 * error(logits, labels)
+
+
+def test_no_decision_changes_whatever_the_logits(fitted):
+    random = torch.Generator().manual_seed(3)
+    for scale in (1e-6, 1e-3, 1.0, 30.0, 1e4):
+        logits = scale * torch.randn(3, 5000, generator=random)
+        logits[:, :500] = logits[:1, :500]  # all alike
+        logits[1, 500:900] = torch.nextafter(logits[0, 500:900], torch.tensor(math.inf))
+        assert torch.equal(fitted.transform(logits).argmax(0), logits.argmax(0))
+
+
+def test_temperatures_stay_within_their_bounds(fitted):
+    extreme = torch.tensor([[1e6, -1e6, 0.0], [0.0, 1e6, 1e-9], [-1e6, 0.0, -1e6]])
+    found = fitted.temperatures(extreme)
+    assert bool(((found >= COLDEST - 1e-6) & (found <= HOTTEST + 1e-6)).all())
+
+
+def test_a_constant_added_to_all_logits_changes_no_probability(fitted):
+    logits, _ = too_sure_of_class_one(1)
+    one, other = (fitted.transform(logits + shift).softmax(0) for shift in (0.0, 7.5))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_pieces_give_what_the_whole_gives(fitted, monkeypatch):
+    logits, _ = too_sure_of_class_one(2)
+    whole = fitted.transform(logits)
+    monkeypatch.setattr("segcal.calibrators.calibrator.PIECE_ELEMENTS", 1)  # 1024 voxels at a time
+    torch.testing.assert_close(fitted.transform(logits), whole, rtol=1e-6, atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_network_and_leaves_torchs_own_alone(cases):
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    one, two, other = (LocalTemperature(**QUICK, seed=seed).fit(cases) for seed in (1, 1, 2))
+    assert torch.equal(torch.rand(1), expected)
+    logits = cases[0][0]
+    assert torch.equal(one.transform(logits), two.transform(logits))
+    assert not torch.equal(one.transform(logits), other.transform(logits))
+
+
+@pytest.mark.parametrize("settings", [{}, {"dilations": (1, 2)}, {"image": True}])
+def test_a_file_brings_back_the_same_temperatures(cases, tmp_path, settings):
+    with_image = [(*case, torch.randn(2, *case[1].shape)) for case in cases]
+    fitted = LocalTemperature(**QUICK, **settings).fit(with_image)
+    fitted.save(tmp_path / "c.json")
+    again = load_calibrator(tmp_path / "c.json")
+    logits, _, image = with_image[0]
+    assert torch.equal(again.transform(logits, image=image), fitted.transform(logits, image=image))
+    assert again.spatial == bool(settings)
+
+
+def test_an_image_that_tells_where_the_network_is_too_sure_is_used():
+    def case(seed):
+        logits, labels = drawn((10, 10, 10), seed=seed)
+        image = torch.zeros(1, 10, 10, 10)
+        image[:, :5] = 100.0
+        return torch.where(image > 0, 3 * logits, logits), labels, image
+
+    cases = [case(seed) for seed in range(6)]
+    seeing, blind = (LocalTemperature(steps=150, width=16, ace=0, image=image).fit(cases) for image in (True, False))
+    logits, labels, image = case(50)
+    best = nll(drawn((10, 10, 10), seed=50)[0], labels)
+    assert nll(seeing.transform(logits, image=image), labels) - best < 0.3 * (
+        nll(blind.transform(logits), labels) - best
+    )
+    with pytest.raises(ShapeError, match="needs an image of 1 channels on the grid; got none"):
+        seeing.transform(logits)
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_neighbours_that_tell_where_the_network_is_too_sure_are_used(axes):
+    """Large logits are right among large ones, and three times too large where their surroundings are small."""
+    shape = (24, 24) if axes == 2 else (12, 12, 12)
+
+    def case(seed):
+        logits, labels = drawn(shape, seed=seed)
+        outer = torch.zeros(shape, dtype=torch.bool)
+        outer[: shape[0] // 2] = True
+        marked = torch.zeros(shape, dtype=torch.bool)
+        marked[..., ::3] = True  # among the others, these say which half it is
+        seen = torch.where(outer, 3 * logits, logits)
+        return torch.where(
+            marked, torch.where(outer, 9.0, 0.0) * torch.tensor([1.0, 0, 0]).view(3, *[1] * axes), seen
+        ), labels
+
+    cases = [case(seed) for seed in range(8)]
+    near, alone = (
+        LocalTemperature(steps=200, width=16, ace=0, dilations=dilations).fit(cases) for dilations in ((1,), ())
+    )
+    logits, labels = case(70)
+    assert nll(near.transform(logits), labels) < nll(alone.transform(logits), labels) - 0.01
+    assert torch.equal(near.transform(logits).argmax(0), logits.argmax(0))
+
+
+def test_overlapping_classes_have_a_temperature_each():
+    def case(seed):
+        random = torch.Generator().manual_seed(seed)
+        logits = 2 * torch.randn(2, 4000, generator=random)
+        labels = (torch.rand(2, 4000, generator=random) < logits.sigmoid()).byte()
+        return logits * torch.tensor([[3.0], [1.0]]), labels
+
+    fitted = LocalTemperature(activation="sigmoid", steps=150, width=16).fit([case(seed) for seed in range(6)])
+    logits, _ = case(40)
+    found = fitted.temperatures(logits)
+    assert found.shape == (2, 4000)
+    assert found[0].median().item() == pytest.approx(3, rel=0.2)
+    assert found[1].median().item() == pytest.approx(1, rel=0.2)
+    assert torch.equal(fitted.transform(logits) > 0, logits > 0)
+
+
+def test_every_case_is_read_once_and_any_stream_will_do(cases):
+    class Stream:
+        reads = 0
+
+        def __iter__(self):
+            for case in cases:
+                self.reads += 1
+                yield case
+
+        def __len__(self):
+            return len(cases)
+
+    stream = Stream()
+    fitted = LocalTemperature(**QUICK).fit(stream)
+    assert stream.reads == len(cases)
+    assert torch.equal(fitted.transform(cases[0][0]), LocalTemperature(**QUICK).fit(cases).transform(cases[0][0]))
+
+
+class Slabs:
+    """A case that is read in parts, of which it says only how many voxels they have together."""
+
+    def __init__(self, logits, labels):
+        self.logits, self.labels = logits, labels
+
+    def voxels(self, classes):
+        assert classes == len(self.logits)
+        return self.labels.numel()
+
+    def slabs(self):
+        for part in (slice(0, 5), slice(5, 5), slice(5, None)):
+            yield self.logits[:, part], self.labels[part]
+
+
+def test_a_case_in_parts_is_drawn_from_alike_and_never_held_whole(cases, likeliest):
+    found = LocalTemperature(steps=150, width=16, ace=0).fit([Slabs(*case) for case in cases])
+    logits, labels = too_sure_of_class_one(99)
+    assert nll(found.transform(logits), labels) == pytest.approx(nll(likeliest.transform(logits), labels), abs=0.003)
+    assert found.report.voxels == likeliest.report.voxels
+
+
+def test_few_voxels_of_a_large_case_stand_for_all_wherever_they_come_from(cases):
+    logits, labels = cases[0]
+    logits = torch.cat([logits, 9 * logits], 1)  # surer in its second half
+    case = Slabs(logits, torch.cat([labels, labels]))
+    (((box,),), voxels) = LocalTemperature(box_voxels=50)._draw_boxes([case], 1)
+    assert voxels == 2 * 12**3
+    assert 300 < box.voxels <= 8 * 50 + 4  # rounded up in each part and group
+    assert box.weights.sum().item() == pytest.approx(voxels, rel=1e-6)
+    sure = local._sureness(box.logits, "softmax")[0] > local.SURE
+    truly = local._sureness(logits, "softmax")[0] > local.SURE
+    assert box.weights[sure].sum().item() == pytest.approx(truly.sum().item(), rel=1e-6)
+
+
+def test_a_step_has_a_bounded_cost_and_sees_other_voxels_each_time(cases, monkeypatch):
+    calibrator = LocalTemperature(steps=30)
+    unbounded = LocalTemperature(steps=30).fit(cases)
+    seen = []
+    original = LocalTemperature._errors
+
+    def errors(self, batch, network=None, *, learning=False):
+        seen.append([box.logits for box in batch])
+        return original(self, batch, network, learning=learning)
+
+    monkeypatch.setattr(LocalTemperature, "_errors", errors)
+    monkeypatch.setattr(local, "STEP_WORK", 7 * 12**3)
+    shares = []
+    calibrator.fit(cases, progress=shares.append)
+    assert torch.equal(calibrator.transform(cases[0][0]), unbounded.transform(cases[0][0]))  # they are small enough
+    assert shares == [(i + 1) / 30 for i in range(30)]
+    seen.clear()
+    monkeypatch.setattr(local, "STEP_WORK", 7 * 500)
+    bounded = LocalTemperature(steps=150, ace=0).fit(cases)
+    assert max(logits.shape[1] for batch in seen for logits in batch) == 500
+    assert len({float(logits.sum()) for batch in seen[6:-6] for logits in batch}) == 4 * 150  # draws, not one draw
+    logits, labels = too_sure_of_class_one(99)
+    plain = Temperature().fit(cases)
+    assert nll(bounded.transform(logits), labels) < nll(plain.transform(logits), labels)
+
+
+def test_large_cases_are_learned_from_in_boxes_around_doubtful_voxels(monkeypatch):
+    logits = torch.zeros(2, 40, 30, 20)
+    logits[0] = 20
+    logits[:, 33:36, 3:6, 10:12] = 0  # the only doubt
+    labels = torch.zeros(40, 30, 20, dtype=torch.uint8)
+    whole = local._Box(logits, labels, None)
+    size = local.box_size((40, 30, 20), 1000)
+    assert math.prod(size) <= 1000
+    calibrator = LocalTemperature(box_voxels=1000, dilations=(1,))
+    for seed in range(20):
+        box = calibrator._cut(whole, size, torch.Generator().manual_seed(seed))
+        assert box.logits.shape == (2, *size)
+        assert bool((box.logits[0] == 0).any())
+    boxes, voxels = calibrator._draw_boxes([(logits, labels)] * 3, 3)
+    assert voxels == 3 * 24_000
+    assert [len(case) for case in boxes] == [local.MOST_BOXES] * 3
+    monkeypatch.setattr(local, "KEPT_BYTES", 3 * 9 * 500)  # nine bytes a voxel
+    boxes, _ = calibrator._draw_boxes([(logits, labels)] * 3, 3)
+    assert sum(box.labels.numel() for case in boxes for box in case) <= 3 * 500
+
+
+def test_the_report_tells_how_far_the_objective_fell(fitted):
+    assert fitted.report.objective == "1 ACE / own + 1 NLL / own"
+    assert fitted.report.before == 2
+    assert fitted.report.after < 1.8
+    assert fitted.report.passes == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"ace": -1}, "the weight ace must be a number of at least 0"),
+        ({"nll": math.nan}, "the weight nll must be a number"),
+        ({"ace": 0, "nll": 0}, "both are 0"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"dilations": (0,)}, "dilations must be at least 1"),
+        ({"activation": "none"}, "activation must be one of"),
+    ],
+)
+def test_senseless_settings_are_refused(settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        LocalTemperature(**settings)
+
+
+def test_what_cannot_be_learned_from_is_refused(cases, fitted):
+    logits, labels = cases[0]
+    broken = logits.clone()
+    broken[0, 0, 0, 0] = math.nan
+    with pytest.raises(RangeError, match="must be finite"):
+        LocalTemperature(**QUICK).fit([(broken, labels)])
+    with pytest.raises(ShapeError, match=r"image=True needs cases .* case 0 has none"):
+        LocalTemperature(**QUICK, image=True).fit(cases)
+    with pytest.raises(ShapeError, match="every case must have 3 classes, as the first has; case 1 has 4"):
+        LocalTemperature(**QUICK).fit([cases[0], drawn((4, 4, 4), classes=4)])
+    with pytest.raises(ConfigError, match="case 0 has none"):
+        LocalTemperature(**QUICK).fit([(torch.zeros(3, 0, 2), torch.zeros(0, 2))])
+    with pytest.raises(ShapeError, match="must have the 3 classes"):
+        fitted.transform(torch.zeros(4, 10))
+    with pytest.raises(ConfigError, match="must be fitted"):
+        LocalTemperature().transform(logits)
+
+
+def test_a_file_with_other_weights_is_refused(fitted, tmp_path):
+    path = tmp_path / "c.json"
+    fitted.save(path)
+    text = path.read_text()
+    for old, new in (('"width": 16', '"width": 17'), ('"axes": 1', '"axes": 9'), ('"classes": 3', '"classes": null')):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(SegcalError, match="must be a calibrator that segcal wrote"):
+            load_calibrator(path)
