@@ -12,7 +12,7 @@ import torch
 from scipy.special import expit, log_softmax, softmax
 from typer.testing import CliRunner
 
-from segcal import ConfigError, evaluate
+from segcal import ConfigError, ReadOptions, evaluate
 from segcal.calibration.fitting import _folds, apply_calibrator, fit_calibrator, reliability_before_and_after
 from segcal.calibrators import Temperature, VectorScaling, load_calibrator
 from segcal.cli import app
@@ -270,7 +270,7 @@ def test_overlapping_regions_are_calibrated_channel_by_channel(tmp_path):
     assert apply(tmp_path).exit_code == 0
     with pytest.raises(ConfigError, match="is for classes that overlap; add --sigmoid"):
         evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "o", calibrator=tmp_path / "c.json")
-    done = evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", sigmoid=True)
+    done = evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", options=ReadOptions(sigmoid=True))
     assert done.evaluation is not None
     assert not done.failures
 
@@ -295,7 +295,9 @@ def test_voxels_with_an_ignored_label_are_left_out_of_fit_and_check(folder, meth
             array = np.asarray(nibabel.load(folder / kind / f"case_{i}.nii.gz").dataobj)
             save(folder / f"cut_{kind}" / f"case_{i}.nii.gz", array[keep][:, None, None])
     options = {"method": method, "folds": 2, "settings": {"steps": 20} if method == "local-temperature" else {}}
-    whole = fit_calibrator(folder / "probabilities", folder / "labels", folder / "c.json", ignore=255, **options)
+    whole = fit_calibrator(
+        folder / "probabilities", folder / "labels", folder / "c.json", options=ReadOptions(ignore_index=255), **options
+    )
     cut = fit_calibrator(folder / "cut_probabilities", folder / "cut_labels", folder / "d.json", **options)
     assert whole.calibrator.report.voxels == cut.calibrator.report.voxels < 6 * math.prod(SHAPE)
     if method == "temperature":
@@ -309,7 +311,7 @@ def test_the_ignored_label_is_an_option_and_known_from_nnunets_dataset_json(fold
     hide_voxels(folder, value=3)
     said = fit(folder, "--folds", "0").output
     assert "labels must be among [0, 1, 2]; they hold [3]" in said
-    assert fit(folder, "--folds", "0", "--ignore", "3").exit_code == 0
+    assert fit(folder, "--folds", "0", "--ignore-index", "3").exit_code == 0
     told = load_calibrator(folder / "c.json").temperature
     labels = {"background": 0, "liver": 1, "tumour": 2, "ignore": 3}
     (folder / "dataset.json").write_text(json.dumps({"labels": labels}))  # beside the folder of labels
@@ -318,7 +320,7 @@ def test_the_ignored_label_is_an_option_and_known_from_nnunets_dataset_json(fold
     outcome = evaluate(folder / "probabilities", folder / "labels", folder / "e", calibrator=folder / "d.json")
     assert not outcome.failures
     assert outcome.evaluation.classes == ("background", "liver", "tumour")
-    assert outcome.evaluation.provenance["options"]["ignore"] == 3
+    assert outcome.evaluation.provenance["options"]["ignore_index"] == 3
 
 
 def test_regions_of_nnunets_dataset_json_are_calibrated_without_ignored_voxels(tmp_path):
@@ -343,7 +345,7 @@ def test_regions_of_nnunets_dataset_json_are_calibrated_without_ignored_voxels(t
 
 def test_neighbours_that_are_left_out_are_no_neighbours(folder):
     hide_voxels(folder, value=3)
-    done = fit(folder, "--ignore", "3", "--set", "dilations=[1]", method="local-temperature")
+    done = fit(folder, "--ignore-index", "3", "--set", "dilations=[1]", method="local-temperature")
     assert done.exit_code == 2
     assert "voxels must not be left out, as those of label 3, where the calibrator looks at" in done.output
 
@@ -486,7 +488,13 @@ def test_another_number_of_classes_is_refused_case_by_case(folder):
     done = apply(folder, "--logits", kind="logits")
     assert done.exit_code == 1
     assert "4 classes" in done.output
-    outcome = evaluate(folder / "logits", folder / "labels", folder / "e", calibrator=folder / "c.json", logits=True)
+    outcome = evaluate(
+        folder / "logits",
+        folder / "labels",
+        folder / "e",
+        calibrator=folder / "c.json",
+        options=ReadOptions(logits=True),
+    )
     assert len(outcome.failures) == 6
     assert "must have the 4 classes of the calibrator" in outcome.failures[0].message
 

@@ -32,12 +32,12 @@ from typer.testing import CliRunner
 
 from segcal import evaluate
 from segcal._io import files
+from segcal._io.jobs import stamp
 from segcal.calibration import fitting as calibration
 from segcal.cli import app
 from segcal.datasets import make_phantom
 from segcal.errors import FileError
 from segcal.evaluation import cohort
-from segcal.evaluation.measure import stamp
 from segcal.study.figures import Drawn
 from segcal.study.work import spooled
 from segcal.training import runs

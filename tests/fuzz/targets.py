@@ -78,7 +78,8 @@ def _case(prediction: str, label: str, *, spoilt: str) -> Callable[[Path], Path]
 
 def _measure(path: Path) -> None:
     """As `evaluate` measures the case; where it is a prediction, also as `calibrate` reads it."""
-    from segcal.evaluation.measure import Options, measure_case
+    from segcal.evaluation.measure import measure_case
+    from segcal.evaluation.options import Options
     from segcal.volumes import find_predictions, open_prediction, pair_cases
 
     root = path.parent.parent
@@ -295,8 +296,8 @@ def _write_evaluation(folder: Path) -> Path:
 
 
 def _load_evaluation(path: Path) -> None:
-    from segcal.comparison.tables import summary_table, to_html
     from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.tables import summary_table, to_html
 
     evaluation = Evaluation.load(path)
     repr(evaluation)

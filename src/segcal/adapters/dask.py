@@ -3,7 +3,7 @@
     from segcal import evaluate
     from segcal.adapters.dask import DaskCluster
 
-    evaluate("maps", "labels", "results", spread=DaskCluster("tcp://scheduler:8786"))
+    evaluate("maps", "labels", "results", executor=DaskCluster("tcp://scheduler:8786"))
 
 Workers write each case's sums to the results' folder, as local processes do: the results are the same, and what was
 done before an interruption is not done again.
@@ -17,8 +17,8 @@ from typing import Any
 from dask.distributed import Client, KilledWorker, as_completed
 
 import segcal
+from segcal._io.jobs import Failure
 from segcal.errors import ConfigError, SegcalError
-from segcal.evaluation.results import Failure
 
 
 class DaskCluster:

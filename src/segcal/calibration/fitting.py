@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from segcal._io.files import locked, make_folder, stay_outside
+from segcal._io.jobs import Failure, MapJob, Maps, make_maps, stamp
 from segcal._io.words import counted
 from segcal.calibrators import (
     Calibrator,
@@ -41,9 +42,12 @@ from segcal.evaluation.cohort import open_cohort
 from segcal.evaluation.doubts import Watch
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
-from segcal.evaluation.measure import CaseSums, Options, measure_case, slab_voxels, stamp
+from segcal.evaluation.measure import measure_case
 from segcal.evaluation.naming import copy_description
-from segcal.evaluation.results import Failure, MapJob, Maps, Note, as_plain, gather_notes, make_maps, stack_cases, told
+from segcal.evaluation.options import Options, ReadOptions, slab_voxels
+from segcal.evaluation.outcome import Note, as_plain, gather_notes, told
+from segcal.evaluation.results import stack_cases
+from segcal.evaluation.sums import CaseSums
 from segcal.volumes import (
     CaseFiles,
     Pairing,
@@ -87,12 +91,7 @@ def fit_calibrator(
     *,
     method: str = "local-temperature",
     settings: dict[str, Any] | None = None,
-    logits: bool = False,
-    sigmoid: bool = False,
-    regions: str | None = None,
-    classes: str | None = None,
-    ignore: int | None = None,
-    strict_grid: bool = False,
+    options: ReadOptions | None = None,
     bins: int = 20,
     folds: int | None = None,
     patients: str | None = None,
@@ -103,15 +102,11 @@ def fit_calibrator(
     """Fit a calibrator to all cases that both folders have, write it to `out`, and cross-validate it over patients.
 
     `folds`: 5, or as many as there are patients, if not given; 0 fits without the check. A case that cannot be read
-    or makes no sense is a failure with a sentence, and is left out of the fit. So are voxels labelled `ignore`, if not
-    given those of the label that nnU-Net's dataset.json names so. `strict_grid` leaves out cases whose headers leave
-    open where their voxels lie; otherwise a note tells them. `say` is told about how long it all takes.
+    or makes no sense is a failure with a sentence, and is left out of the fit. `say` is told about how long it all
+    takes.
     """
-    options, pairing = open_cohort(
-        predictions, labels, bins=bins, regions=regions, classes=classes, logits=logits, sigmoid=sigmoid,
-        ignore=ignore, strict_grid=strict_grid,
-    )  # fmt: skip
-    activation = activation_of(_channels(pairing.cases), options)
+    meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), bins=bins)
+    activation = activation_of(_channels(pairing.cases), meant)
     for name, instead in (
         ("activation", "it follows from --sigmoid"),
         ("method", "give --method"),
@@ -119,9 +114,9 @@ def fit_calibrator(
         if name in (settings or {}):
             raise ConfigError(f"{name} must not be a setting here; {instead}.")
     blank = make_calibrator(method, activation=activation, **settings or {})  # refuses wrong settings before any work
-    if blank.spatial and options.ignore is not None:
+    if blank.spatial and meant.ignore_index is not None:
         raise ConfigError(
-            f"voxels must not be left out, as those of label {options.ignore}, where the calibrator looks at their "
+            f"voxels must not be left out, as those of label {meant.ignore_index}, where the calibrator looks at their "
             f"neighbours; fit {method} without dilations."
         )
     groups = _folds([files.name for files in pairing.cases], patients, folds, check_seed(seed))
@@ -131,7 +126,7 @@ def fit_calibrator(
     make_folder(out.parent)
     with locked(out.with_name(f".{out.name}.lock"), out):
         steps = _Steps(progress, len(pairing.cases) * (2 if groups else 1) + FIT_STEPS * (len(groups) + 1))
-        return _fit(blank, options, pairing, groups, out, steps, say)
+        return _fit(blank, meant, pairing, groups, out, steps, say)
 
 
 def _channels(cases: Sequence[CaseFiles]) -> int:
@@ -373,7 +368,7 @@ def apply_calibrator(
     predictions: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    logits: bool = False,
+    options: ReadOptions | None = None,
     nifti: bool = False,
     progress: Progress = lambda done, total, text: None,
 ) -> Maps:
@@ -384,8 +379,9 @@ def apply_calibrator(
     stay; a case that fails does not stop the others. Files beside the predictions that name classes are copied.
     """
     fitted = calibrator if isinstance(calibrator, Calibrator) else load_calibrator(calibrator)
-    options = Options(logits=logits, sigmoid=fitted.activation == "sigmoid")
-    check_fits(fitted, options)
+    logits = options is not None and options.logits
+    meant = Options(logits=logits, sigmoid=fitted.activation == "sigmoid")
+    check_fits(fitted, meant)
     source, out = Path(predictions), Path(out)
     root = source if source.is_dir() else source.parent
     stay_outside(out, source, "predictions")
@@ -397,11 +393,11 @@ def apply_calibrator(
             prediction = open_prediction(files, classes=fitted.classes)
             orientation = orientation_of(prediction.grid.affine)
             most_voxels = None if fitted.spatial else slab_voxels(prediction.classes)
-            watch = Watch(logits=logits, overlapping=options.sigmoid)
+            watch = Watch(logits=logits, overlapping=meant.sigmoid)
 
             def change(values: NDArray[Any]) -> NDArray[Any]:
                 watch.see(values.reshape(len(values), -1))
-                return calibrated(fitted, values, options, orientation)
+                return calibrated(fitted, values, meant, orientation)
 
             prediction.rewrite(change, out, root, nifti=nifti, most_voxels=most_voxels)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segcal._io.words import counted
-from segcal.cli import app
-from segcal.cli.measuring import Classes, Ignore, Regions, Sigmoid, StrictGrid
+from segcal.cli.app import app
+from segcal.cli.measuring import ClassNames, IgnoreIndex, Regions, Sigmoid, StrictGrid, read_options
 from segcal.cli.orderly import Verb, Verbs
 from segcal.cli.shown import (
     print_json,
@@ -50,8 +50,8 @@ def fit(
     logits: Logits = False,
     sigmoid: Sigmoid = False,
     regions: Regions = None,
-    ignore: Ignore = None,
-    classes: Classes = None,
+    ignore_index: IgnoreIndex = None,
+    class_names: ClassNames = None,
     strict_grid: StrictGrid = False,
     setting: Annotated[
         list[str] | None,
@@ -77,8 +77,8 @@ def fit(
 
         with progress_bar("steps") as advance:
             fitted = fit_calibrator(
-                predictions, labels, out, method=method, settings=_settings(setting or ()), logits=logits,
-                sigmoid=sigmoid, regions=regions, classes=classes, ignore=ignore, strict_grid=strict_grid,
+                predictions, labels, out, method=method, settings=_settings(setting or ()),
+                options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
                 bins=bins, folds=folds, patients=patients, seed=seed, progress=advance, say=say,
             )  # fmt: skip
     with refusing(stopped=f"The calibrator is {out}."):
@@ -93,8 +93,9 @@ def fit(
 def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | None, as_json: bool) -> None:
     from segcal.calibration.fitting import picture_beside, reliability_before_and_after, same_decisions
     from segcal.comparison.comparison import compare
-    from segcal.comparison.tables import ALL_CLASSES, LAYOUTS, make_table, notes, to_json
+    from segcal.comparison.tables import LAYOUTS, make_table, notes, to_json
     from segcal.evaluation.calibrated import LEAST
+    from segcal.evaluation.tables import ALL_CLASSES
     from segcal.plots import save_figure
     from segcal.report import build_report
 
@@ -180,9 +181,11 @@ def apply(
     """Write calibrated maps, each in the format and on the grid of the one it was made from."""
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
         from segcal.calibration.fitting import apply_calibrator
+        from segcal.evaluation.options import ReadOptions
 
         with progress_bar("cases") as advance:
-            applied = apply_calibrator(calibrator, predictions, out, logits=logits, nifti=nifti, progress=advance)
+            options = ReadOptions(logits=logits)
+            applied = apply_calibrator(calibrator, predictions, out, options=options, nifti=nifti, progress=advance)
     show_failures(applied.failures)
     say_maps(applied, out)
     if applied.failures:

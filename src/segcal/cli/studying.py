@@ -13,7 +13,7 @@ import typer
 
 from segcal._io import ending
 from segcal._io.words import counted
-from segcal.cli import app
+from segcal.cli.app import app
 from segcal.cli.orderly import Verb
 from segcal.cli.shown import refusing, say, show_tables, stderr
 
