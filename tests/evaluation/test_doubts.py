@@ -183,8 +183,9 @@ def test_headers_without_a_place_are_told_and_may_be_refused(folder):
     outcome = evaluate(folder / "P", folder / "L", folder / "again", options=ReadOptions(strict_grid=True))
     assert [failure.case for failure in outcome.failures] == ["case_1"]
     for strict, number in ((False, 0), (True, 1)):
+        options = ReadOptions(strict_grid=strict)
         fitted = fit_calibrator(
-            folder / "P", folder / "L", folder / "c.json", method="temperature", folds=0, strict_grid=strict
+            folder / "P", folder / "L", folder / "c.json", method="temperature", folds=0, options=options
         )
         assert (len(fitted.failures), len(fitted.notes)) == (number, 1 - number)
 
