@@ -13,7 +13,8 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from segcal.binning import Binning
-    from segcal.calibration.fitting import apply_calibrator, fit_calibrator
+    from segcal.calibration.applying import apply_calibrator
+    from segcal.calibration.fitting import fit_calibrator
     from segcal.calibrators import Calibrator, load_calibrator, make_calibrator
     from segcal.collect import bin_statistics
     from segcal.comparison.comparison import Comparison, compare

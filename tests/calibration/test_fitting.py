@@ -13,7 +13,11 @@ from scipy.special import expit, log_softmax, softmax
 from typer.testing import CliRunner
 
 from segcal import ConfigError, ReadOptions, evaluate
-from segcal.calibration.fitting import _folds, apply_calibrator, fit_calibrator, reliability_before_and_after
+from segcal.calibration import fitting
+from segcal.calibration.applying import apply_calibrator
+from segcal.calibration.effect import reliability_before_and_after
+from segcal.calibration.fitting import fit_calibrator
+from segcal.calibration.folds import make_folds
 from segcal.calibrators import Temperature, VectorScaling, load_calibrator
 from segcal.cli import app
 from segcal.errors import LabelError, SegcalError
@@ -164,7 +168,7 @@ def test_the_time_that_is_told_is_about_the_time_it_takes(folder, method):
 
 def test_frames_of_one_patient_are_held_out_together():
     names = [f"patient{i:03d}_frame{j:02d}" for i in range(7) for j in (1, 12)]
-    groups = _folds(names, None, 3, 0)
+    groups = make_folds(names, None, 3, 0)
     assert sorted(name for group in groups for name in group) == names
     assert len(groups) == 3
     for group in groups:
@@ -451,7 +455,7 @@ def test_a_broken_case_is_left_out_and_the_exit_code_tells(folder):
         (("--set", "objektive=ace"), "Did you mean 'objective'?"),
         (("--set", "activation=softmax"), "activation must not be a setting here"),
         (("--set", "method=vector"), "method must not be a setting here; give --method"),
-        (("--set", "objective"), "a setting must read key=value"),
+        (("--set", "objective"), "a setting must read KEY=VALUE"),
         (("--method", "dirichlet", "--sigmoid"), "dirichlet is for exclusive classes"),
     ],
 )
@@ -579,3 +583,35 @@ def test_json_holds_what_the_fit_found(folder):
     assert content["fit"]["cases"] == 6
     assert content["fit"]["voxels"] == 6 * math.prod(SHAPE)
     assert content["fit"]["gradient"] < 1e-6
+
+
+def test_an_interrupted_fit_goes_on_where_it_was(folder, monkeypatch):
+    """Killed in the third fit: what was measured and fitted before is there, and the result is that of a calm run."""
+    arguments = (folder / "probabilities", folder / "labels")
+    calm = fit_calibrator(*arguments, folder / "calm.json", method="temperature", folds=3)
+    fits, measured = [], []
+    fit, measure = Temperature.fit, fitting.measure_case
+
+    def counted_fit(self, *given, **named):
+        fits.append(self)
+        if len(fits) == 3:
+            raise KeyboardInterrupt
+        return fit(self, *given, **named)
+
+    def counted_measure(*given, **named):
+        measured.append(given)
+        return measure(*given, **named)
+
+    monkeypatch.setattr(Temperature, "fit", counted_fit)
+    monkeypatch.setattr(fitting, "measure_case", counted_measure)
+    with pytest.raises(KeyboardInterrupt):
+        fit_calibrator(*arguments, folder / "c.json", method="temperature", folds=3)
+    assert not (folder / "c.json").exists()
+    before = len(measured)
+    again = fit_calibrator(*arguments, folder / "c.json", method="temperature", folds=3)
+    assert len(fits) == 5  # two before, one that was cut short, and then two
+    assert before + len(measured[before:]) == 2 * len(again.before.cases)
+    assert (folder / "c.json").read_bytes() == (folder / "calm.json").read_bytes()
+    for one, other in ((again.before, calm.before), (again.after, calm.after)):
+        assert torch.equal(one.statistics.label_sum, other.statistics.label_sum)
+    assert not list(folder.glob(".c.json*"))

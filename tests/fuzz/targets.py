@@ -385,7 +385,7 @@ def _write_ledger(folder: Path) -> Path:
 
 
 def _apply_to(folder: Path, calibrator: Path) -> None:
-    from segcal.calibration.fitting import apply_calibrator
+    from segcal.calibration.applying import apply_calibrator
 
     maps = np.random.default_rng(0).dirichlet(np.ones(3), SHAPE).astype(np.float32)
     done = apply_calibrator(calibrator, _volume(folder / "maps" / "case.nii.gz", maps).parent, folder / "out")

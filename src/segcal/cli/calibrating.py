@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -72,12 +72,13 @@ def fit(
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON instead of tables.")] = False,
 ) -> None:
     """Fit a calibrator, and show on held-out cases what it does: tables, tests, and a diagram beside the file."""
-    with refusing(stopped=f"Nothing was written to {out}."):
+    with refusing(stopped=f"What is done is kept beside {out}: the same command goes on from there."):
+        from segcal._io.parsing import parse_setting
         from segcal.calibration.fitting import fit_calibrator
 
         with progress_bar("steps") as advance:
             fitted = fit_calibrator(
-                predictions, labels, out, method=method, settings=_settings(setting or ()),
+                predictions, labels, out, method=method, settings=dict(map(parse_setting, setting or ())),
                 options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
                 bins=bins, folds=folds, patients=patients, seed=seed, progress=advance, say=say,
             )  # fmt: skip
@@ -91,7 +92,8 @@ def fit(
 
 
 def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | None, as_json: bool) -> None:
-    from segcal.calibration.fitting import picture_beside, reliability_before_and_after, same_decisions
+    from segcal.calibration.effect import reliability_before_and_after, same_decisions
+    from segcal.calibration.fitting import picture_beside
     from segcal.comparison.comparison import compare
     from segcal.comparison.tables import LAYOUTS, make_table, notes, to_json
     from segcal.evaluation.calibrated import LEAST
@@ -149,23 +151,6 @@ def _show_fit(fitted: Fitted) -> None:
         say(f"note: {note}")
 
 
-def _settings(pairs: list[str] | tuple[()]) -> dict[str, Any]:
-    """key=value as settings; values are JSON where they can be, words otherwise."""
-    from segcal._io.parsing import parse_json
-    from segcal.errors import ConfigError
-
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"a setting must read key=value, as objective=ace; got {pair!r}.")
-        try:
-            settings[key] = parse_json(value)
-        except ValueError:
-            settings[key] = value
-    return settings
-
-
 @calibrate.command(cls=Verb)
 def apply(
     calibrator: Annotated[Path, typer.Argument(help="A calibrator that `calibrate fit` wrote.")],
@@ -180,7 +165,7 @@ def apply(
 ) -> None:
     """Write calibrated maps, each in the format and on the grid of the one it was made from."""
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
-        from segcal.calibration.fitting import apply_calibrator
+        from segcal.calibration.applying import apply_calibrator
         from segcal.evaluation.options import ReadOptions
 
         with progress_bar("cases") as advance:

@@ -104,7 +104,7 @@ def evaluate(
     cases = [
         CaseJob(
             files.name,
-            _key(files, meant),
+            case_key(files, meant),
             _measure_files,
             (files if executor is None else _absolute(files), meant, threads),
         )
@@ -221,7 +221,8 @@ def _measure_files(files: CaseFiles, options: Options, threads: int, name: str, 
     sums.save(path, name, sources, doubts=doubts)
 
 
-def _key(files: CaseFiles, options: Options) -> str:
+def case_key(files: CaseFiles, options: Options) -> str:
+    """Names the sums of a case: other files, or other options, give another key."""
     stamps = [stamp(path) for path in (*files.predictions, files.label)]
     return key_of(
         __version__, files.name, stamps, asdict(replace(options, calibrator=None))

@@ -33,7 +33,7 @@ from segcal._io.files import make_folder, write_whole, writing
 from segcal._io.jobs import keep_only
 from segcal._io.parsing import parse_json
 from segcal._io.words import listed
-from segcal.calibration.fitting import FOLDS, patient_folds
+from segcal.calibration.folds import FOLDS, patient_folds
 from segcal.calibrators import Calibrator, load_calibrator
 from segcal.errors import SegcalError
 from segcal.evaluation.outcome import Outcome
