@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from segcal.binning import Binning
 from segcal.collect import BACKENDS, Voxels, check_binning, check_ignored, plain, read_voxels, sums_of
+from segcal.collect import Activation as Activation
 from segcal.errors import ConfigError, ShapeError, is_number, one_of
 from segcal.kernels.spec import CROSS_ENTROPY, INTERSECTION, LABEL, LABEL_SQUARED, PROBABILITY_SQUARED, VOXELS
 from segcal.metrics import ace as average_calibration_error
 from segcal.statistics import BinStatistics
 
-Activation = Literal["softmax", "sigmoid", "none"]
 EmptyBins = Literal["skip", "zero"]
 AbsentClasses = Literal["zero", "skip", "include"]
 Reduction = Literal["mean", "sum", "none"]
