@@ -153,7 +153,8 @@ def micro(stats: BinStatistics, *, reading: MicroReading = "pooled", weights: Te
     count, label_sum = over_cases(stats.count), over_cases(stats.label_sum)
     if reading == "pooled":
         return BinStatistics(count, over_cases(stats.confidence_sum), label_sum, stats.binning)
-    return paper_micro(count, label_sum, *map(over_cases, confidences_by_case(stats)), stats.binning)
+    confidences, occupied = confidences_by_case(stats)
+    return paper_micro(count, label_sum, over_cases(confidences), over_cases(occupied), stats.binning)
 
 
 def confidences_by_case(stats: BinStatistics) -> tuple[Tensor, Tensor]:

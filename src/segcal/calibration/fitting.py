@@ -28,6 +28,7 @@ from segcal.calibrators import (
     load_calibrator,
     make_calibrator,
 )
+from segcal.calibrators.calibrator import Inputs
 from segcal.calibrators.cost import APPLIED, duration, fit_seconds
 from segcal.calibrators.local import SURE
 from segcal.errors import ConfigError, SegcalError, check_seed
@@ -260,14 +261,18 @@ class _Fits:
                 "cross-validation needs readable cases of at least 2 patients; those of the others failed."
             )
         calibrator = make_calibrator(self.blank.method, **self.blank.settings())
-        calibrator.inputs = "logits" if self.cases[names[0]].options.logits else "probabilities"
+        inputs: Inputs = "logits" if self.cases[names[0]].options.logits else "probabilities"
         with self.steps.fit(text) as tell:
             stream = _Watched([self.cases[names[i]] for i in rest], tell)
             if isinstance(calibrator, _BEGIN_FROM_A_DRAW) and self.sample is not None:
-                return calibrator.fit(stream, sample=self.sample.select(rest))
+                return calibrator.fit(stream, inputs=inputs, sample=self.sample.select(rest))
             if isinstance(calibrator, LocalTemperature):
-                return calibrator.fit(stream, progress=lambda share: tell((1 + share) / 2, f"{share:.0%} of training"))
-            return calibrator.fit(stream)
+                return calibrator.fit(
+                    stream,
+                    inputs=inputs,
+                    progress=lambda share: tell((1 + share) / 2, f"{share:.0%} of training"),
+                )
+            return calibrator.fit(stream, inputs=inputs)
 
 
 def _measured(

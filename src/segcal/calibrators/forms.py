@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from segcal.calibrators.calibrator import Activation, FitReport
+from segcal.calibrators.calibrator import Activation, FitReport, Inputs, check_inputs
 from segcal.calibrators.likelihood import Sums, log_odds, of_temperature
 from segcal.calibrators.linear import LinearCalibrator, Objective
 from segcal.calibrators.newton import Minimum, Quadratic
@@ -81,10 +81,12 @@ class Temperature(LinearCalibrator):
         end = f"{COLDEST}, the coldest" if found.parameters.max() > 1 else f"{HOTTEST}, the hottest"
         return (f"the likeliest temperature lies beyond {end} that is allowed: look at the scale of the logits",)
 
-    def fit(self, cases: CaseStream, *, sample: Sample | None = None) -> Self:
-        return super().fit(cases, sample=sample) if self.protocol == "optimum" else self._one_epoch(cases)
+    def fit(self, cases: CaseStream, *, inputs: Inputs = "logits", sample: Sample | None = None) -> Self:
+        if self.protocol == "optimum":
+            return super().fit(cases, inputs=inputs, sample=sample)
+        return self._one_epoch(cases, check_inputs(inputs))
 
-    def _one_epoch(self, cases: CaseStream) -> Self:
+    def _one_epoch(self, cases: CaseStream, inputs: Inputs) -> Self:
         number = check_stream(cases)
         temperature = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.Adam([temperature], lr=1e-3)
@@ -105,10 +107,11 @@ class Temperature(LinearCalibrator):
             voxels = sum(found[i][2] for i in range(number))
             ends.append(tuple(sum(each[j] * each[2] for each in found) / voxels for j in range(2)))
         self.parameters = torch.tensor([[1 / temperature.item()]], dtype=torch.float64)
-        self.report = FitReport(
+        report = FitReport(
             number, round(voxels), 3, self.likelihood, ends[0][0], ends[1][0], abs(ends[1][1]),
             notes=("one epoch of Adam from 1.5, as published: not the optimum",),
         )  # fmt: skip
+        self._end_fit(None, inputs, report)
         return self
 
 

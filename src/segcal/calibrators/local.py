@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from segcal.calibrators.calibrator import Activation, Calibrator, FitReport
+from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs
 from segcal.calibrators.objective import average_error, soft_statistics
 from segcal.calibrators.stream import (
     CaseStream,
@@ -168,12 +168,19 @@ class LocalTemperature(Calibrator):
         own = ("ace", "nll", "dilations", "image", "width", "steps", "bins", "box_voxels", "seed")
         return super().settings() | {name: getattr(self, name) for name in own}
 
-    def fit(self, cases: CaseStream, *, progress: Callable[[float], None] = lambda share: None) -> Self:
-        """Itself, fitted; `progress` is told which share of the training's steps is done."""
+    def fit(
+        self,
+        cases: CaseStream,
+        *,
+        inputs: Inputs = "logits",
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> Self:
+        """Itself, fitted, as `Calibrator.fit` says; `progress` is told which share of the training's steps is done."""
         number = check_stream(cases)
+        check_inputs(inputs)
         boxes, voxels = self._draw_boxes(cases, number)
         first = boxes[0][0]
-        self.classes, self.axes = len(first.logits), first.logits.ndim - 1
+        self._classes, self.axes = len(first.logits), first.logits.ndim - 1
         self.channels = 0 if first.image is None else len(first.image)
         random = torch.Generator().manual_seed(self.seed)
         seen = [self._at_most(case[0], random) for case in boxes]
@@ -183,7 +190,8 @@ class LocalTemperature(Calibrator):
         weights = torch.tensor([self.ace, self.nll], dtype=torch.float64)
         likelihood = "NLL" if self.activation == "softmax" else "binary NLL"
         objective = f"{self.ace:g} ACE / own + {self.nll:g} {likelihood} / own"
-        self.report = FitReport(number, voxels, 1, objective, float(weights.sum()), float(weights @ after))
+        report = FitReport(number, voxels, 1, objective, float(weights.sum()), float(weights @ after))
+        self._end_fit(self._classes, inputs, report)
         return self
 
     def _train(
