@@ -103,10 +103,40 @@ def fit_calibrator(
 ) -> Fitted:
     """Fit a calibrator to all cases that both folders have, write it to `out`, and cross-validate it over patients.
 
-    `folds`: 5, or as many as there are patients, if not given; 0 fits without the check. A case that cannot be read
-    or makes no sense is a failure with a sentence, and is left out of the fit. So are voxels labelled `ignore`, if not
-    given those of the label that nnU-Net's dataset.json names so. `strict_grid` leaves out cases whose headers leave
-    open where their voxels lie; otherwise a note tells them. `say` is told about how long it all takes.
+    A case that cannot be read or makes no sense is a failure with a sentence, and is left out of the fit. Raises
+    ConfigError for options that cannot be used, SegcalError where no fit is best.
+
+    predictions: folder of probability maps or logits that the network made of cases it was not trained on.
+    labels: folder of label maps with the same names.
+    out: file of the calibrator, as calibrator.json.
+    method: see `make_calibrator`.
+    settings: of the method, by name.
+    logits: whether the predictions are logits.
+    sigmoid: whether classes overlap, each with a probability of its own.
+    regions, classes: as in `evaluate`, for the check.
+    ignore: label of voxels to leave out; if not given, that which nnU-Net's dataset.json names so.
+    strict_grid: leaves out cases whose headers leave open where their voxels lie; otherwise a note tells them.
+    bins: of the errors in the check.
+    folds: of the cross-validation; 5, or as many as there are patients, if not given. 0 fits without the check.
+    patients: which cases belong together, as in `compare`.
+    seed: of the folds.
+    progress: is called with steps done, all steps and a text.
+    say: is told about how long it all takes.
+
+    >>> import tempfile
+    >>> import nibabel, numpy as np
+    >>> labels = np.arange(64, dtype=np.uint8).reshape(4, 4, 4) % 2
+    >>> there = np.where(labels == 1, 0.99, 0.01)
+    >>> there[0] = 1 - there[0]  # one voxel in four is wrong
+    >>> arrays = {"predictions": np.stack([1 - there, there], -1).astype(np.float32), "labels": labels}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, array in arrays.items():
+    ...         Path(folder, name).mkdir()
+    ...         nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), f"{folder}/{name}/case_0.nii.gz")
+    ...     paths = f"{folder}/predictions", f"{folder}/labels", f"{folder}/calibrator.json"
+    ...     fitted = fit_calibrator(*paths, method="temperature", folds=0)
+    >>> round(fitted.calibrator.temperature, 2)  # which makes 0.75 of 0.99
+    4.18
     """
     options, pairing = open_cohort(
         predictions, labels, bins=bins, regions=regions, classes=classes, logits=logits, sigmoid=sigmoid,
@@ -384,9 +414,28 @@ def apply_calibrator(
 ) -> Maps:
     """Write calibrated maps of all predictions in a folder, in their own format and on their own grid.
 
-    Logits become logits, probabilities probabilities. `nifti`: arrays, as the .npz files of nnU-Net, become NIfTI
-    images in the place of the label map beside them. Maps that are there already, of the same file and calibrator,
+    Logits become logits, probabilities probabilities. Maps that are there already, of the same file and calibrator,
     stay; a case that fails does not stop the others. Files beside the predictions that name classes are copied.
+    ConfigError where the calibrator does not fit the predictions.
+
+    calibrator: one that was fitted, or its file.
+    predictions: folder of probability maps or logits, or one file.
+    out: folder for the calibrated maps, outside of the predictions.
+    logits: whether the predictions are logits.
+    nifti: makes NIfTI images of arrays, as the .npz files of nnU-Net, in the place of the label map beside them.
+    progress: is called with steps done, all steps and a text.
+
+    >>> import tempfile
+    >>> import nibabel, numpy as np
+    >>> from segcal.calibrators import Temperature
+    >>> probabilities = np.tile(np.array([0.1, 0.9], np.float32), (2, 2, 2, 1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, "predictions").mkdir()
+    ...     nibabel.save(nibabel.Nifti1Image(probabilities, np.eye(4)), f"{folder}/predictions/case_0.nii.gz")
+    ...     maps = apply_calibrator(Temperature(2.0), f"{folder}/predictions", f"{folder}/calibrated")
+    ...     calibrated_map = nibabel.load(f"{folder}/calibrated/case_0.nii.gz").get_fdata()
+    >>> calibrated_map[0, 0, 0].round(2).tolist()
+    [0.25, 0.75]
     """
     fitted = calibrator if isinstance(calibrator, Calibrator) else load_calibrator(calibrator)
     options = Options(logits=logits, sigmoid=fitted.activation == "sigmoid")

@@ -145,7 +145,10 @@ class Calibrator(ABC):
 
     @abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` gave; ValueError, LookupError or TypeError where it is something else."""
+        """Take over what `state` gave; ValueError, LookupError or TypeError where it is something else.
+
+        state: numbers and lists, as JSON has them.
+        """
 
     def restore(self, content: dict[str, Any]) -> Self:
         """Itself, as fitted as the one whose `to_json` gave this content; errors as those of `set_state`.
@@ -188,7 +191,10 @@ class Calibrator(ABC):
         return calibrated.reshape(logits.shape)
 
     def check(self, logits: Tensor) -> None:
-        """Refuse logits that this calibrator was not fitted for."""
+        """Refuse logits that this calibrator was not fitted for (ConfigError, ShapeError).
+
+        logits: (class, ...).
+        """
         if not self.fitted:
             raise ConfigError(f"the {self.method} calibrator must be fitted before it can transform; call fit(cases).")
         if self.classes is not None and logits.shape[0] != self.classes:

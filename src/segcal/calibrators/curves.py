@@ -65,6 +65,8 @@ class Isotonic(_ByClass):
     curve differs from one through every single voxel by less than a step, 0.0025 of log-odds. A block of the curve
     without a true voxel (or with nothing else) has the share (true + 1/2) / (voxels + 1) instead of 0 (or 1), or
     that of the block beside it where the curve would fall.
+
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
     """
 
     method = "isotonic"
@@ -133,6 +135,8 @@ class Isotonic(_ByClass):
 class HistogramBinning(_ByClass):
     """The share of true voxels in each bin of probability, of each class (Zadrozny and Elkan, 2001).
 
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
+    bins: how many, of each class.
     edges: "width" makes the bins equally wide, "mass" gives them as equal numbers of voxels as steps of the log-odds
         allow. A bin without voxels leaves probabilities as they are; one without a true voxel (or with nothing else)
         has the share (true + 1/2) / (voxels + 1).

@@ -19,7 +19,10 @@ class EnsembleTemperature(Calibrator):
     """w1 softmax(z / T) + w2 softmax(z) + w3 / K; the most probable class stays.
 
     The temperature is fitted first, then the weights, for the likelihood: three numbers of a convex problem.
-    voxels: as for the others, fit on so many drawn voxels; None: on all.
+
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
+    voxels: fit on about so many drawn voxels; None: on all.
+    seed: of that draw.
     """
 
     method = "ensemble-temperature"

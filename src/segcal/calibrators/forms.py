@@ -26,6 +26,7 @@ class Temperature(LinearCalibrator):
     temperature: one that is known already; None: to be fitted.
     protocol: "optimum" is the likeliest temperature; "one-epoch" what the paper's code does: from 1.5, one step of
         Adam (learning rate 0.001) for each case.
+    activation, objective, voxels, seed: as for all linear calibrators (`LinearCalibrator`).
 
     >>> Temperature(2.0).transform(torch.tensor([3.0, 1.0])).tolist()
     [1.5, 0.5]
@@ -116,7 +117,10 @@ class Temperature(LinearCalibrator):
 
 
 class ClassTemperature(LinearCalibrator):
-    """A temperature for each class."""
+    """A temperature for each class.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "class-temperature"
     summary = "A temperature for each class."
@@ -131,7 +135,10 @@ class ClassTemperature(LinearCalibrator):
 
 
 class VectorScaling(LinearCalibrator):
-    """A factor and a bias for each class."""
+    """A factor and a bias for each class.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "vector"
     summary = "A factor and a bias for each class."
@@ -145,7 +152,10 @@ class VectorScaling(LinearCalibrator):
 
 
 class MatrixScaling(LinearCalibrator):
-    """A linear map of all logits to all logits, and a bias for each class."""
+    """A linear map of all logits to all logits, and a bias for each class.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "matrix"
     summary = "A linear map of all logits to all logits, and a bias for each class."
@@ -164,6 +174,7 @@ class Dirichlet(MatrixScaling):
 
     off_diagonal, intercept: weights of the squared coefficients off the diagonal (their mean) and of the biases (their
         mean), which keep the map near a vector scaling.
+    activation, objective, voxels, seed: as for all linear calibrators (`LinearCalibrator`); classes are exclusive.
     """
 
     method = "dirichlet"
@@ -204,7 +215,10 @@ class Dirichlet(MatrixScaling):
 
 
 class Platt(VectorScaling):
-    """Logistic regression on the log-odds of each class against the rest."""
+    """Logistic regression on the log-odds of each class against the rest.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "platt"
     summary = "Logistic regression on the log-odds of each class against the rest."
@@ -216,7 +230,10 @@ class Platt(VectorScaling):
 
 
 class Beta(LinearCalibrator):
-    """Beta calibration (Kull and others, 2017) of each class against the rest: rising in the probability."""
+    """Beta calibration (Kull and others, 2017) of each class against the rest: rising in the probability.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "beta"
     summary = "Beta calibration (Kull and others, 2017) of each class against the rest: rising in the probability."

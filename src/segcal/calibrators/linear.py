@@ -65,11 +65,13 @@ Objective = Literal["nll", "ace", "ece"]
 class LinearCalibrator(Calibrator):
     """A calibrator of this family.
 
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
     objective: "nll", or the calibration error itself: "ace" or "ece", soft-binned, averaged over cases and classes and
         followed downhill to a local optimum, from the likeliest parameters or from the logits as they were, whichever
         has the smaller one; each case is then held in memory.
     voxels: fit on about so many voxels, drawn from all cases, classes and levels of sureness; the error that adds is
         in the report. None: on all.
+    seed: of that draw.
     """
 
     tied: ClassVar[bool] = False

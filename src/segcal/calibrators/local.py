@@ -107,13 +107,16 @@ class _Box(NamedTuple):
 class LocalTemperature(Calibrator):
     """A temperature for each voxel, trained for ACE and likelihood together; no decision changes.
 
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
     ace, nll: weights of the soft-binned average calibration error (of the foreground; half of it case by case, half of
         four cases together) and of the negative log-likelihood, each as a share of what it is before the fit.
     dilations: a convolution over three voxels along each axis for each; none: every voxel by itself.
     image: whether the network sees the image, too; cases are then (logits, labels, image).
     width, steps: of the network; of its training.
+    bins: of that error.
     box_voxels: with neighbours or an image, up to eight boxes of this size are learned from in a larger case, around
         doubtful voxels.
+    seed: of the network's start and of all draws.
 
     The cases are read once. What is kept of them, the doubtful voxels and some of the others, or boxes, takes a fixed
     memory at most: less of each if there are many.

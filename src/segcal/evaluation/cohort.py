@@ -63,15 +63,39 @@ def evaluate(
     spread: Spread | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
-    """Evaluate every case that both folders have, and write the results to `out`.
+    """Evaluate every case that both folders have, write the results to `out`, and return them.
 
     Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv, in the place of those
-    that are there; where no case could be measured, failures.csv alone. A case that cannot be read or makes no sense
-    is a failure with a sentence; it does not stop the others. A `calibrator` is a file of one: predictions are
-    measured as it makes them, and no map is stored. Voxels labelled `ignore` are left out, if not given those of the
-    label that nnU-Net's dataset.json names so.
-    `strict_grid` makes failures of cases whose headers leave open where their voxels lie; otherwise a note tells them.
-    Cases are measured by so many `workers`, or by what does them elsewhere, as `segcal.adapters.dask.DaskCluster`.
+    that are there; where no case could be measured, failures.csv alone. Cases that were measured before, with the same
+    options, are not read again. A case that cannot be read or makes no sense is a failure with a sentence; it does not
+    stop the others. Raises ConfigError for options that cannot be used, and where no case is in both folders.
+
+    predictions: folder of probability maps or logits, one case a file (or one file for each class of it).
+    labels: folder of label maps with the same names.
+    out: folder for the results.
+    bins: bins of the errors that are reported.
+    regions: unions of classes to evaluate: "brats", "kits", a .toml file, or nnU-Net's dataset.json.
+    classes: names of the classes, separated by commas, or a dataset.json that has them.
+    background: whether the tables have the background, too.
+    logits: whether the predictions are logits.
+    sigmoid: whether classes overlap, each with a probability of its own.
+    ignore: label of voxels to leave out; if not given, that which nnU-Net's dataset.json names so.
+    calibrator: file of a calibrator. Predictions are measured as it makes them; no map is stored.
+    strict_grid: makes failures of cases whose headers leave open where their voxels lie; otherwise a note tells them.
+    workers: processes that measure cases.
+    spread: does the work elsewhere, as `segcal.adapters.dask.DaskCluster`.
+    progress: is called with the number of cases done and of all.
+
+    >>> import tempfile
+    >>> import nibabel, numpy as np
+    >>> arrays = {"predictions": np.full((4, 4, 4, 2), 0.5, np.float32), "labels": np.zeros((4, 4, 4), np.uint8)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, array in arrays.items():
+    ...         Path(folder, name).mkdir()
+    ...         nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), f"{folder}/{name}/case_0.nii.gz")
+    ...     outcome = evaluate(f"{folder}/predictions", f"{folder}/labels", f"{folder}/out")
+    >>> outcome.evaluation.cases, outcome.failures
+    (('case_0',), [])
     """
     if workers < 1:
         raise ConfigError(f"workers must be at least 1; got {workers}.")
