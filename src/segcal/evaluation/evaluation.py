@@ -46,7 +46,30 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Sums per case and class, in fine hard bins, with the names of cases and classes."""
+    """Sums per case and class, in fine hard bins, with the names of cases and classes.
+
+    `evaluate` makes one from files. Sums that do not fit the names are a ShapeError, names that are not distinct a
+    ConfigError.
+
+    statistics: bin statistics, (case, class, fine bin).
+    overlap: counts for Dice, (case, class).
+    cases, classes: their names, in the order of the sums.
+    provenance: what the numbers came from, as JSON has it: versions, options, files.
+
+    >>> from segcal import bin_statistics
+    >>> probabilities, labels = torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 0]])
+    >>> evaluation = Evaluation(
+    ...     statistics=bin_statistics(probabilities, labels, bins=1200),
+    ...     overlap=OverlapCounts.of_classes(probabilities, labels),
+    ...     scores=ScoreSums.of_classes(probabilities, labels),
+    ...     top_label=None,
+    ...     cases=("patient 1",),
+    ...     classes=("background", "liver"),
+    ...     has_background=True,
+    ... )
+    >>> evaluation.foreground().case_metrics()["ace"]
+    tensor([[0.4500]], dtype=torch.float64)
+    """
 
     statistics: BinStatistics
     overlap: OverlapCounts
