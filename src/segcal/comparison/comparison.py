@@ -203,8 +203,7 @@ def compare(
             tossed = swaps(groups, number=SWAPS_PER_RESAMPLE * resamples, seed=seed)
             baseline, *others = chosen
             p_micro = {method: _permutation_tests(chosen[method], chosen[baseline], tossed) for method in others}
-        wide = expanded(level, len(set(groups)))
-        entries += _entries(which, measured, p_micro, weights if enough else None, group_matrix(groups), wide)
+        entries += _entries(which, measured, p_micro, weights if enough else None, group_matrix(groups), level)
     return Comparison(
         methods=tuple(methods),
         classes=first.classes,
@@ -337,7 +336,9 @@ def _entries(
         for key in keys:
             values = by_case[method].get(key)
             value, base = (_value(parts[name], by_case[name], key) for name in (method, baseline))
-            low, high = (math.nan, math.nan) if not drawn else _interval(part, drawn[method][key], key, value, level)
+            patients = _patients(by_case[method], key, groups)
+            enough, wide = bool(drawn) and patients >= FEWEST_PATIENTS, expanded(level, patients)
+            low, high = _interval(part, drawn[method][key], key, value, wide) if enough else (math.nan, math.nan)
             entry = Entry(
                 method, which, key[0], scope_of(*key[1:]), *key[1:],
                 value=value,
@@ -350,8 +351,8 @@ def _entries(
                 p_t=math.nan, p_wilcoxon=math.nan, p_permutation=math.nan, p=math.nan, stars="",
             )  # fmt: skip
             if method != baseline:
-                shift = drawn[method][key] - drawn[baseline][key] if drawn else None
-                ends = (math.nan, math.nan) if shift is None else _difference_interval(shift, value - base, level)
+                shift = drawn[method][key] - drawn[baseline][key] if enough else None
+                ends = (math.nan, math.nan) if shift is None else _difference_interval(shift, value - base, wide)
                 pairs = None if values is None else values - by_case[baseline][key]
                 entry = entry._replace(
                     change=_change(value, base, key[2]),
@@ -387,6 +388,12 @@ def _drawn(part: _Measured, by_case: Mapping[Key, Tensor], weights: Tensor) -> d
 
 def _value(part: _Measured, by_case: Mapping[Key, Tensor], key: Key) -> float:
     return by_case[key].nanmean().item() if key in by_case else part.micro[key].item()
+
+
+def _patients(by_case: Mapping[Key, Tensor], key: Key, groups: Tensor) -> int:
+    """How many tell of a number: those with a value; of micro averages all, but for Dice those with the class."""
+    values = by_case.get(("macro", *key[1:]) if key[2] == "dice" else key)
+    return len(groups) if values is None else int((groups @ (~values.isnan()).double() > 0).sum())
 
 
 def _seed_std(part: _Measured, values: Tensor | None, key: Key) -> float:
