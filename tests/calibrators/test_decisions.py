@@ -7,7 +7,7 @@ import pytest
 import torch
 from truths import KINDS, drawn
 
-from segcal.calibrators import ClassTemperature, EnsembleTemperature, Temperature, make_calibrator
+from segcal.calibrators import CALIBRATORS, ClassTemperature, EnsembleTemperature, Temperature, make_calibrator
 from segcal.calibrators.calibrator import keep_decisions, keep_sides
 
 TEMPERATURES = (0.01, 0.3, 7.0, 100.0)
@@ -27,6 +27,17 @@ def adversarial():
     shuffled = random.permuted(stack, axis=0)
     equal = np.broadcast_to(first, (3, len(first)))
     return torch.from_numpy(np.concatenate([shuffled, equal, np.float32(2) * random.normal(size=(3, 2000))], 1)).float()
+
+
+def test_no_method_claims_more_than_to_keep_the_most_probable_class():
+    """A temperature may change where a union of classes is predicted, as it draws all of them together."""
+    logits = torch.tensor([0.51, 0.26, 0.23]).log()
+    union = [Temperature(t).transform(logits).softmax(0)[1:].sum() >= 0.5 for t in (1.0, 3.0)]
+    assert [bool(each) for each in union] == [False, True]
+    for name in CALIBRATORS:
+        summary = make_calibrator(name).summary
+        assert "decision" not in summary
+        assert ("the most probable class stays" in summary) == make_calibrator(name).keeps_decisions
 
 
 def ensemble(temperature, weights, activation):

@@ -26,7 +26,7 @@ class EnsembleTemperature(Calibrator):
     """
 
     method = "ensemble-temperature"
-    summary = "w1 softmax(z / T) + w2 softmax(z) + w3 / K; no decision changes."
+    summary = "w1 softmax(z / T) + w2 softmax(z) + w3 / K; the most probable class stays."
 
     def __init__(self, *, activation: Activation = "softmax", voxels: int | None = None, seed: int = 0) -> None:
         super().__init__(activation=activation)

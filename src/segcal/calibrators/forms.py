@@ -33,7 +33,7 @@ class Temperature(LinearCalibrator):
     """
 
     method = "temperature"
-    summary = "One number that all logits are divided by; no decision changes."
+    summary = "One number that all logits are divided by; the most probable class stays."
     tied = True
     by_class = False
 

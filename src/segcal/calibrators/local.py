@@ -1,8 +1,9 @@
 """A temperature for each voxel, from a small network on the logits (after Ding and others, 2021).
 
-A positive temperature changes no decision, so that Dice stays exactly what it was, while the average calibration error,
-which is part of what is minimised here, falls. The network looks at how the logits of a voxel stand to each other; with
-`dilations` also at its neighbours, with `image` also at the image.
+A positive temperature leaves the most probable class, so that its Dice stays exactly what it was (that of a union of
+classes may not), while the average calibration error, which is part of what is minimised here, falls. The network looks
+at how the logits of a voxel stand to each other; with `dilations` also at its neighbours, with `image` also at the
+image.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class _Box(NamedTuple):
 
 
 class LocalTemperature(Calibrator):
-    """A temperature for each voxel, trained for ACE and likelihood together; no decision changes.
+    """A temperature for each voxel, trained for ACE and likelihood together; the most probable class stays.
 
     activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
     ace, nll: weights of the soft-binned average calibration error (of the foreground; half of it case by case, half of
@@ -123,7 +124,7 @@ class LocalTemperature(Calibrator):
     """
 
     method = "local-temperature"
-    summary = "A temperature for each voxel, trained for ACE and likelihood together; no decision changes."
+    summary = "A temperature for each voxel, trained for ACE and likelihood together; the most probable class stays."
 
     def __init__(
         self,
