@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 
 LARGEST_SEED = 1 << 32
+ALL_CLASSES = "all classes"  # what tables call them together, and so no class
 LONGEST = 1000  # signs of a message; more is a file's content
 
 
@@ -132,7 +133,7 @@ def one_of(name: str, value: object, allowed: tuple[object, ...], *, hint: str =
 
 
 def distinct(what: str, names: Iterable[str]) -> None:
-    """Refuse names that are empty, or that a reader could not tell apart.
+    """Refuse names that are empty, or that a reader could not tell apart from each other or from all of them.
 
     >>> distinct("class names", ["liver", "spleen"])
     """
@@ -141,6 +142,8 @@ def distinct(what: str, names: Iterable[str]) -> None:
         plain = unicodedata.normalize("NFC", name).strip()
         if not plain:
             raise ConfigError(f"{what} must not be empty; one of them is.")
+        if plain.lower() == ALL_CLASSES:
+            raise ConfigError(f"{what} must not be {plain!r}, as tables call all of them; rename that one.")
         if plain in seen:
             raise ConfigError(f"{what} must differ; {plain!r} came more than once.")
         seen.add(plain)

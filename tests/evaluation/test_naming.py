@@ -69,6 +69,8 @@ def test_python_functions_refuse_them_too(folder):
 
 
 def test_two_names_that_are_the_same_are_refused(folder):
+    told = "class names must not be 'All classes', as tables call all"
+    refused(run(folder, "--class-names", "bg,x,All classes"), told)
     refused(run(folder, "--class-names", "bg,x,x"), "class names must differ; 'x' came more than once")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from segcal._io.words import counted
+from segcal.errors import ALL_CLASSES as ALL_CLASSES
 from segcal.evaluation.columns import Column
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from segcal.evaluation.evaluation import Evaluation, Row
 
-ALL_CLASSES = "all classes"
 
 
 class Cell(NamedTuple):
