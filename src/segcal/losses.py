@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from segcal.binning import Binning
-from segcal.collect import BACKENDS, Voxels, check_binning, check_ignored, plain, read_voxels, sums_of
+from segcal.collect import BACKENDS, Backend, Voxels, check_binning, check_ignored, plain, read_voxels, sums_of
 from segcal.errors import ConfigError, ShapeError, is_number, one_of
 from segcal.kernels.spec import CROSS_ENTROPY, INTERSECTION, LABEL, LABEL_SQUARED, PROBABILITY_SQUARED, VOXELS
 from segcal.metrics import ace as average_calibration_error
@@ -46,6 +46,7 @@ class ACELoss(nn.Module):
     background: whether class 0 counts.
     reduction: "mean" over classes and cases, "sum", or "none": (case, class), with NaN for what "skip" left out.
     ignore_index: voxels with this label are left out.
+    backend: "torch", "numba" (on the CPU) or "triton" (on a GPU); otherwise as `segcal.collect.pick_backend` says.
 
     Logits may be a list at several scales with labels at full size (deep supervision): the losses of the
     outputs are summed with the weights 1, 1/2, 1/4, ...
@@ -68,7 +69,7 @@ class ACELoss(nn.Module):
         background: bool = True,
         reduction: Reduction = "mean",
         ignore_index: int | None = None,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__()
         one_of("activation", activation, get_args(Activation))
@@ -162,7 +163,7 @@ class SegmentationLoss(nn.Module):
         class_weights: Sequence[float] | Tensor | None = None,
         background: bool = True,
         ignore_index: int | None = None,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__()
         for name, weight in (("dice", dice), ("ce", ce), ("ace", ace)):
