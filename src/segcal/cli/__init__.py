@@ -27,4 +27,4 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-from segcal.cli import calibrating, learning, measuring, studying  # noqa: E402, F401  the verbs, which need `app`
+from segcal.cli import calibrating, doctor, learning, measuring, studying  # noqa: E402, F401  the verbs, which need `app`
