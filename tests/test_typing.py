@@ -24,7 +24,7 @@ from segcal import Binning, Evaluation, SegmentationLoss, ace, bin_statistics, b
 
 loss = SegmentationLoss(dice=1, ce=1, ace=1, binning=Binning(bins=20, kernel="triangular"), backend="torch")
 logits, labels = torch.randn(1, 2, 4, 4, requires_grad=True), torch.randint(0, 2, (1, 4, 4))
-total: torch.Tensor = loss.terms(logits, labels).total
+total: torch.Tensor = loss(logits, labels) + loss.terms(logits, labels).total
 stats = bin_statistics(logits.softmax(1), labels, bins=20)
 error: torch.Tensor = ace(stats.pool("case"))
 before: Evaluation = Evaluation.load("before.npz")
@@ -34,6 +34,7 @@ WRONG = {
     'segcal.Binning(bins="twenty")': "arg-type",
     'segcal.SegmentationLoss(backend="cuda")': "arg-type",
     "segcal.SegmentationLoss(dice=1, lambda_ace=2)": "call-arg",
+    'segcal.SegmentationLoss()("logits", None)': "arg-type",
     'segcal.ace("statistics")': "arg-type",
     "segcal.bin_statistics([0.5], [1])": "arg-type",
     "segcal.Evaluation.load()": "call-arg",

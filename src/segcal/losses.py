@@ -7,7 +7,7 @@ one pass back. What is left to do here is arithmetic on a few numbers per case a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,10 @@ class ACELoss(nn.Module):
 
         return _over_scales(one_scale, logits, labels, mask)
 
+    if TYPE_CHECKING:  # torch's own takes and gives anything
+
+        def __call__(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> Tensor: ...
+
     def of(self, stats: BinStatistics) -> Tensor:
         """The loss of statistics that were collected elsewhere, in float64."""
         errors = average_calibration_error(stats, empty_bins=self.empty_bins)
@@ -189,6 +193,10 @@ class SegmentationLoss(nn.Module):
     def forward(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The weighted sum, in the logits' precision (float32 for half)."""
         return self.terms(logits, labels, mask=mask).total
+
+    if TYPE_CHECKING:  # torch's own takes and gives anything
+
+        def __call__(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> Tensor: ...
 
     def terms(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> LossTerms:
         """The weighted sum and each term by itself, for a log."""
