@@ -22,7 +22,7 @@ LAYERS = (
     ("kernels", "statistics"),
     ("collect", "metrics"),
     ("losses", "scores", "volumes"),
-    ("calibrators", "datasets"),
+    ("calibrators", "datasets", "doctor"),
     ("evaluation",),
     ("comparison", "training"),
     ("plots",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from numbers import Integral
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from segcal.kernels.spec import HAS_NUMBA, HAS_TRITON
 from segcal.statistics import BinStatistics
 
 Activation = Literal["softmax", "sigmoid", "none"]
-BACKENDS = ("torch", "numba", "triton")
+Backend = Literal["torch", "numba", "triton"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+BACKEND_VARIABLE = "SEGCAL_BACKEND"
 
 
 def bin_statistics(
@@ -28,7 +30,7 @@ def bin_statistics(
     binning: Binning | None = None,
     mask: Tensor | None = None,
     ignore_index: int | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> BinStatistics:
     """Bin statistics of probabilities and labels, exact at any number of voxels, differentiable.
 
@@ -42,7 +44,7 @@ def bin_statistics(
     binning: bins and kernel, in place of `bins`.
     mask: (case, ...) or (case, 1, ...); voxels where it is 0 are left out.
     ignore_index: voxels with this label are left out. Needs an integer label map.
-    backend: "torch", "numba" (on the CPU) or "triton" (on a CUDA device); the fastest that is installed if not given.
+    backend: "torch", "numba" (on the CPU) or "triton" (on a CUDA device); by default the choice of `pick_backend`.
 
     >>> probabilities = torch.tensor([[[0.8, 0.3, 0.6], [0.2, 0.7, 0.4]]])  # one case, two classes
     >>> stats = bin_statistics(probabilities, torch.tensor([[0, 1, 1]]), bins=2)
@@ -166,7 +168,7 @@ def _need_values(inputs: Tensor, labels: Tensor) -> None:
 
 
 def sums_of(
-    voxels: Voxels, *, binning: Binning | None, activation: str, classes: bool, backend: str | None
+    voxels: Voxels, *, binning: Binning | None, activation: str, classes: bool, backend: Backend | None
 ) -> tuple[BinStatistics | None, Tensor]:
     """Bin statistics (where a binning asks for them) and class sums, with gradients to the inputs."""
     chosen = pick_backend(voxels.inputs, backend)
@@ -185,19 +187,35 @@ def sums_of(
     return BinStatistics(count, confidence_sum, label_sum, binning), class_sums
 
 
-def pick_backend(inputs: Tensor, backend: str | None) -> str:
-    """numba for tensors on the CPU, Triton on a CUDA device, where they are installed; otherwise plain torch."""
+def pick_backend(inputs: Tensor, backend: Backend | None) -> Backend:
+    """The backend that was asked for; otherwise numba for tensors on the CPU if it is there, and plain torch elsewhere.
+
+    It is asked for by the argument or, wherever the inputs are on its device, by the variable SEGCAL_BACKEND. Triton is
+    never taken unasked: its kernels have not run on a GPU yet.
+    """
     device = inputs.device.type
-    fast, there = {"cpu": ("numba", HAS_NUMBA), "cuda": ("triton", HAS_TRITON)}.get(device, ("torch", True))
-    if backend is None:
-        return fast if there else "torch"
-    one_of("backend", backend, BACKENDS)
-    if backend == fast and not there:
-        raise ConfigError(f"backend={backend!r} needs {backend}, which is not installed; pip install {backend}.")
-    interpreted = backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    if backend not in ("torch", fast) and not interpreted:
-        where = {"numba": "the CPU", "triton": "a CUDA device"}[backend]
-        raise ConfigError(f"backend={backend!r} works on {where}; the inputs are on {inputs.device}. Use 'torch'.")
+    if backend is not None:
+        one_of("backend", backend, BACKENDS)
+        if not _runs_on(backend, device):
+            where = {"numba": "the CPU", "triton": "a CUDA device"}[backend]
+            raise ConfigError(f"backend={backend!r} works on {where}; the inputs are on {inputs.device}. Use 'torch'.")
+        return _installed(backend, f"backend={backend!r}")
+    wanted = cast("Backend | None", os.environ.get(BACKEND_VARIABLE) or None)
+    if wanted is not None:
+        one_of(BACKEND_VARIABLE, wanted, BACKENDS, hint="Unset it to let segcal pick.")
+        if _runs_on(wanted, device):
+            return _installed(wanted, f"{BACKEND_VARIABLE}={wanted}")
+    return "numba" if device == "cpu" and HAS_NUMBA else "torch"
+
+
+def _runs_on(backend: Backend, device: str) -> bool:
+    interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    return {"torch": True, "numba": device == "cpu", "triton": device == "cuda" or interpreted}[backend]
+
+
+def _installed(backend: Backend, asked: str) -> Backend:
+    if not {"torch": True, "numba": HAS_NUMBA, "triton": HAS_TRITON}[backend]:
+        raise ConfigError(f"{asked} needs {backend}, which is not installed; pip install {backend}.")
     return backend
 
 

@@ -7,13 +7,13 @@ one pass back. What is left to do here is arithmetic on a few numbers per case a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from segcal.binning import Binning
-from segcal.collect import BACKENDS, Voxels, check_binning, check_ignored, plain, read_voxels, sums_of
+from segcal.collect import BACKENDS, Backend, Voxels, check_binning, check_ignored, plain, read_voxels, sums_of
 from segcal.collect import Activation as Activation
 from segcal.errors import ConfigError, ShapeError, is_number, one_of
 from segcal.kernels.spec import CROSS_ENTROPY, INTERSECTION, LABEL, LABEL_SQUARED, PROBABILITY_SQUARED, VOXELS
@@ -84,7 +84,7 @@ class ACELoss(nn.Module):
         background: bool = True,
         reduction: Reduction = "mean",
         ignore_index: int | None = None,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__()
         one_of("activation", activation, get_args(Activation))
@@ -124,6 +124,10 @@ class ACELoss(nn.Module):
             return self.of(stats).to(voxels.inputs.dtype)
 
         return _over_scales(one_scale, logits, labels, mask)
+
+    if TYPE_CHECKING:  # torch's own takes and gives anything
+
+        def __call__(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> Tensor: ...
 
     def of(self, stats: BinStatistics) -> Tensor:
         """The loss of statistics that were collected elsewhere, in float64.
@@ -197,7 +201,7 @@ class SegmentationLoss(nn.Module):
         class_weights: Sequence[float] | Tensor | None = None,
         background: bool = True,
         ignore_index: int | None = None,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__()
         for name, weight in (("dice", dice), ("ce", ce), ("ace", ace)):
@@ -228,6 +232,10 @@ class SegmentationLoss(nn.Module):
         mask: (case, ...) or (case, 1, ...); voxels where it is 0 are left out.
         """
         return self.terms(logits, labels, mask=mask).total
+
+    if TYPE_CHECKING:  # torch's own takes and gives anything
+
+        def __call__(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> Tensor: ...
 
     def terms(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> LossTerms:
         """The weighted sum and each term by itself, for a log.

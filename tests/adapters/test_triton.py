@@ -16,6 +16,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
 from segcal import ACELoss, Binning, LabelError, RangeError, SegmentationLoss, bin_statistics
 from segcal.collect import read_voxels
+from segcal.doctor import check_backend
 from segcal.kernels import triton_gpu
 from segcal.kernels.operator import _plan
 
@@ -145,6 +146,13 @@ def test_half_precision_counts_as_its_exact_value():
     logits, labels = torch.randn(1, 3, 50).half(), torch.randint(0, 3, (1, 50))
     losses = (ACELoss(Binning(5, kernel="triangular"), backend=name)(logits, labels) for name in ("triton", "torch"))
     torch.testing.assert_close(*losses)
+
+
+def test_the_doctor_finds_the_kernels_in_order_and_names_wrong_ones(monkeypatch):
+    monkeypatch.setattr("segcal.doctor.checks.VOXELS", VOXELS)
+    assert check_backend("triton", "cpu").agrees
+    monkeypatch.setattr(triton_gpu, "_forward", wrong_sums)
+    assert "bin_statistics, hard bins, softmax: values must be within" in check_backend("triton", "cpu").complaints[0]
 
 
 CPU, SPEC = torch.device("cpu"), _plan(13, "triangular", None, "left", "softmax", True)[1]

@@ -179,7 +179,7 @@ def test_methods_are_described_without_docstrings():
 
 
 VERBS = ["", "evaluate", "compare", "report", "datasets", "datasets check", "train", "predict", "export-bundle", "demo",
-         "calibrate", "calibrate fit", "calibrate apply", "study"]  # fmt: skip
+         "calibrate", "calibrate fit", "calibrate apply", "study", "doctor"]  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import fcntl
 import io
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import numpy as np
+from filelock import FileLock, Timeout, lock_descriptor
 from numpy.lib import format as npy
 
 from segcal._io.parsing import parse_json
@@ -26,6 +26,7 @@ from segcal.errors import ConfigError, SegcalError
 
 _MARK = re.compile(r"[0-9a-f]{32}")
 _STAGE, _WRITTEN = ".new-", ".written.json"
+_WINDOWS = os.name == "nt"  # where a file that is open can be neither renamed nor removed
 
 
 class WriteError(OSError):
@@ -68,7 +69,8 @@ def stay_outside(out: Path, source: Path, what: str) -> None:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that has its name only once it is whole, with the permissions that any new file gets.
 
-    Until then it is .NAME.MARK. A process that is killed leaves it like that, for the next that writes NAME to remove.
+    Until then it is .NAME.MARK. A process that is killed leaves it like that, for the next that writes NAME to remove
+    (on Windows it stays).
     """
     with writing(path):
         _remove_left(path)
@@ -78,6 +80,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+                if _WINDOWS:
+                    file.close()
                 os.replace(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -90,7 +94,7 @@ def _open_partial(path: Path) -> tuple[Path, BinaryIO]:
         partial = path.with_name(f"{_partial_start(path)}{uuid.uuid4().hex}")
         file = partial.open("xb")
         with suppress(OSError):  # without locks here, nobody removes anything either
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_descriptor(file.fileno())
         if _is_at(file, partial):  # else another process took it for left behind before it was locked
             return partial, file
         file.close()
@@ -103,12 +107,14 @@ def _partial_start(path: Path) -> str:
 
 def _remove_left(path: Path) -> None:
     """Remove what processes that died while they wrote this file have left."""
+    if _WINDOWS:  # to look at a file keeps its writer from renaming it
+        return
     start = _partial_start(path)
     for name in os.listdir(path.parent):
         if name.startswith(start) and _MARK.fullmatch(name, len(start)):
             with suppress(OSError), path.with_name(name).open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.with_name(name).unlink()
+                if lock_descriptor(file.fileno(), blocking=False):
+                    path.with_name(name).unlink()
 
 
 def _is_at(file: IO[Any], path: Path) -> bool:
@@ -175,29 +181,40 @@ def _stage(folder: Path) -> Iterator[Path]:
     with writing(folder):
         while True:
             stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=folder))
-            handle = os.open(stage, os.O_RDONLY)
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
+            handle = _lock_folder(stage, wait=True)
             if stage.exists():  # else another process took it for left behind before it was locked
                 break
-            os.close(handle)
+            _close(handle)
     try:
         yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-        os.close(handle)
+        _close(handle)
 
 
 def _remove_stages(folder: Path) -> None:
     """Remove what processes that died while they wrote results here have left."""
     for left in folder.glob(f"{_STAGE}*"):
-        with suppress(OSError):
-            handle = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(handle)
+        handle = _lock_folder(left, wait=False)
+        if handle is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            _close(handle)
+
+
+def _lock_folder(folder: Path, *, wait: bool) -> int | None:
+    """A handle that locks a folder until closed; None where another has it, or folders have no locks (Windows)."""
+    handle = None
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        if lock_descriptor(handle, blocking=wait):
+            return handle
+    _close(handle)
+    return None
+
+
+def _close(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
 
 
 def _outside(path: str, stage: Path) -> str:
@@ -256,31 +273,24 @@ def _text(array: np.ndarray[Any, Any]) -> str:
 @contextmanager
 def locked(path: Path, folder: Path) -> Iterator[None]:
     """Hold the lock file at `path`, so that two processes never write `folder` at once; it ends with the process."""
-    with _lock(path, folder) as file:
+    lock = FileLock(path)
+    with writing(folder):
         try:
-            yield
-        finally:
-            if _is_at(file, path):
-                path.unlink(missing_ok=True)
-
-
-def _lock(path: Path, folder: Path) -> IO[str]:
-    while True:
-        with writing(folder):
-            file = path.open("w")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.close()
-                raise ConfigError(
-                    f"{folder} is being written by another process; wait for it, or choose another --out."
-                ) from error
-            except BaseException:
-                file.close()
-                raise
-            if _is_at(file, path):  # else its holder ended, and removed it, since we opened it
-                return file
-            file.close()
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise ConfigError(
+                f"{folder} is being written by another process; wait for it, or choose another --out."
+            ) from error
+        own = path.stat()
+    try:
+        yield
+    finally:
+        # Removed before it is released: whoever opened it meanwhile finds it without a name, and takes a new one.
+        # On Windows no open file can be removed; there, to release removes it.
+        with suppress(OSError):
+            if os.path.samestat(own, path.stat()):
+                path.unlink()
+        lock.release()
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

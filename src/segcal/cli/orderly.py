@@ -14,6 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from segcal._io.ending import ending_in_order, exit_code
 
+_SIGPIPE = int(getattr(signal, "SIGPIPE", 13))  # Windows has none
+
 
 def _plain_flags(parameters: list[Any]) -> list[Any]:
     """Options as they are, but flags without a word for a value, which --help would show."""
@@ -100,7 +102,7 @@ def _write_out(stream: TextIO) -> int | None:
 def _failed(error: OSError) -> int:
     """The exit code after a stream refused a text: quietly where its reader has gone, else with a sentence."""
     if isinstance(error, BrokenPipeError):
-        return 128 + signal.SIGPIPE
+        return 128 + _SIGPIPE
     what = "the output cannot be written" if error.filename is None else error.filename
     with suppress(OSError):
         print(f"{type(error).__name__}: {what}: {error.strerror or error}.", file=sys.stderr)

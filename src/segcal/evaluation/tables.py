@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from segcal.evaluation.evaluation import Evaluation, Row
 
 
-
 class Cell(NamedTuple):
     """A number as text, its stars, whether no other in its column is better, and its change from the baseline."""
 

@@ -12,6 +12,7 @@ import logging
 import math
 import mmap
 import struct
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -79,7 +80,7 @@ class StoredArray:
 
     def release(self) -> None:
         """Let go of the mapped pages; they are read again when needed."""
-        if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+        if sys.platform != "win32" and self.mapping is not None:
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
