@@ -38,6 +38,10 @@ class WriteError(OSError):
         return f"{self.filename} cannot be written: {self.strerror}."
 
 
+class HeldError(ConfigError):
+    """A folder that another process is writing."""
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """What the system refuses meanwhile is a WriteError with this name; by itself it would often have none."""
@@ -272,7 +276,7 @@ def _lock(path: Path, folder: Path) -> IO[str]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 file.close()
-                raise ConfigError(
+                raise HeldError(
                     f"{folder} is being written by another process; wait for it, or choose another --out."
                 ) from error
             except BaseException:
@@ -281,6 +285,18 @@ def _lock(path: Path, folder: Path) -> IO[str]:
             if _is_at(file, path):  # else its holder ended, and removed it, since we opened it
                 return file
             file.close()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file at `path`."""
+    try:
+        with path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # not there, or no locks here
+        return False
+    return False
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -76,12 +76,23 @@ MAIN = ("Overlap and average calibration error", "Proper scores")
 
 
 class Cell(NamedTuple):
-    """A number as text, its stars, whether no other in its column is better, and its change from the baseline."""
+    """A name, or a number in its parts, each to be shown in its own way."""
 
-    text: str
+    value: str
+    spread: str = ""
+    """± over cases, or [interval]."""
+    seeds: str = ""
+    """± over seeds."""
     stars: str = ""
     best: bool = False
+    """No other in its column is better."""
     change: str = ""
+    """From the baseline."""
+
+    @property
+    def text(self) -> str:
+        """Value, spread and seeds in a line."""
+        return " ".join(filter(None, (self.value, self.spread, f"({self.seeds})" if self.seeds else "")))
 
 
 @dataclass(frozen=True)
@@ -126,7 +137,7 @@ def summary_table(evaluation: Evaluation) -> Table:
 def _summary_cell(row: Row | None) -> Cell:
     if row is None or math.isnan(row.value):
         return Cell("" if row is None else "-")
-    return Cell(f"{row.value:.4f}" + ("" if math.isnan(row.std) else f" ± {row.std:.4f}"))
+    return Cell(f"{row.value:.4f}", "" if math.isnan(row.std) else f"± {row.std:.4f}")
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
@@ -195,19 +206,22 @@ def best_value(entries: Sequence[Entry], column: Column) -> float | None:
 
 def _cells(entry: Entry, column: Column, best: float | None, *, floor: bool) -> list[Cell]:
     digits = column.digits
-    if math.isnan(entry.value):
-        text = "-"
-    elif entry.average == "macro":
-        text = f"{entry.value:.{digits}f}" + ("" if math.isnan(entry.std) else f" ± {entry.std:.{digits}f}")
-    else:
-        ends = "n/a" if math.isnan(entry.low) else f"{entry.low:.{digits}f}, {entry.high:.{digits}f}"
-        text = f"{entry.value:.{digits}f} [{ends}]"
-    if not math.isnan(entry.seed_std):
-        text += f" (seeds ± {entry.seed_std:.{digits}f})"
-    cells = [Cell(text, entry.stars, best is not None and round(entry.value, digits) == best, change_text(entry))]
+    value = "-" if math.isnan(entry.value) else f"{entry.value:.{digits}f}"
+    seeds = "" if math.isnan(entry.seed_std) else f"seeds ± {entry.seed_std:.{digits}f}"
+    is_best = best is not None and round(entry.value, digits) == best
+    cells = [Cell(value, _spread(entry, digits), seeds, entry.stars, is_best, change_text(entry))]
     if floor and _has_floor(column):
         cells.append(Cell("-" if math.isnan(entry.floor) else f"{entry.floor:.{digits}f}"))
     return cells
+
+
+def _spread(entry: Entry, digits: int) -> str:
+    """The deviation over cases of a macro average, the interval of a micro one."""
+    if math.isnan(entry.value) or (entry.average == "macro" and math.isnan(entry.std)):
+        return ""
+    if entry.average == "macro":
+        return f"± {entry.std:.{digits}f}"
+    return "[n/a]" if math.isnan(entry.low) else f"[{entry.low:.{digits}f}, {entry.high:.{digits}f}]"
 
 
 def change_text(entry: Entry) -> str:

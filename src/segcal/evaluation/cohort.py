@@ -11,25 +11,22 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import segcal
-from segcal._io.ending import import_whole, start_worker
+from segcal._io.ending import import_whole
 from segcal._io.files import WriteError, stay_outside
+from segcal._io.pool import LocalPool, Spread, own_threads
 from segcal.errors import ConfigError, SegcalError
 from segcal.evaluation.measure import CaseSums, Options, measure_case, stamp, unchanged
 from segcal.evaluation.naming import check_names, read_naming
 from segcal.evaluation.results import (
     Failure,
     Outcome,
-    Spread,
     crashed,
     gather_notes,
     keep_only,
@@ -151,8 +148,7 @@ def _run(
             done[files.name] = path
         else:
             waiting.append((files, path))
-    results = _results(waiting, options, workers) if spread is None else _spread(waiting, options, spread)
-    with closing(results):
+    with closing(_results(waiting, options, workers, spread)) as results:
         for files, path, failure in results:
             if failure is None:
                 done[files.name] = path
@@ -163,44 +159,23 @@ def _run(
 
 
 def _results(
-    waiting: list[tuple[CaseFiles, Path]], options: Options, workers: int
+    waiting: list[tuple[CaseFiles, Path]], options: Options, workers: int, spread: Spread | None
 ) -> Generator[tuple[CaseFiles, Path, Failure | None], None, None]:
-    if workers == 1 or len(waiting) < 2:
-        for files, path in waiting:
-            yield files, path, _measure_to(files, options, path)
-        return
-    again = []
-    with _pool(min(workers, len(waiting))) as pool:
-        futures: dict[Future[Failure | None], tuple[CaseFiles, Path]] = {
-            pool.submit(_measure_to, files, options, path): (files, path) for files, path in waiting
-        }
-        import_whole("segcal.evaluation.evaluation")  # brings torch, which takes seconds: the workers read meanwhile
-
-        for future in as_completed(futures):
-            try:
-                yield *futures[future], future.result()
-            except BrokenProcessPool:
-                again.append(futures[future])
-    for files, path in again:  # a worker died: each case left gets a process of its own, to find the culprit
-        with _pool(1) as pool:
-            try:
-                yield files, path, pool.submit(_measure_to, files, options, path).result()
-            except BrokenProcessPool:
-                yield files, path, crashed(files.name)
-
-
-def _spread(
-    waiting: list[tuple[CaseFiles, Path]], options: Options, spread: Spread
-) -> Generator[tuple[CaseFiles, Path, Failure | None], None, None]:
-    """Elsewhere, where another folder may be the current one."""
+    """Each case with its failure, if it failed; `spread` does them where another folder may be the current one."""
 
     def whole(files: CaseFiles) -> CaseFiles:
         predictions = tuple(path.absolute() for path in files.predictions)
         return replace(files, predictions=predictions, label=files.label.absolute())
 
-    jobs = [(whole(files), options, path.absolute()) for files, path in waiting]
-    for i, came in spread(_measure_alone, jobs):
-        yield *waiting[i], crashed(waiting[i][0].name) if isinstance(came, BaseException) else came
+    if spread is None:  # the evaluation brings torch, which takes seconds: the workers read meanwhile
+        pool = LocalPool(workers, meanwhile=lambda: import_whole("segcal.evaluation.evaluation"))
+        results = pool(_measure_to, [(files, options, path) for files, path in waiting])
+    else:
+        jobs = [(whole(files), options, path.absolute()) for files, path in waiting]
+        results = spread(_measure_alone, jobs)
+    with closing(results):
+        for i, came in results:
+            yield *waiting[i], crashed(waiting[i][0].name) if isinstance(came, BaseException) else came
 
 
 def _measure_alone(files: CaseFiles, options: Options, path: Path) -> Failure | None:
@@ -208,35 +183,11 @@ def _measure_alone(files: CaseFiles, options: Options, path: Path) -> Failure | 
     return _measure_to(files, options, path, threads=1)
 
 
-_threads = os.cpu_count() or 1  # of this process; workers share the cores
-
-
-@contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_worker, initargs=(threads,))
-    try:
-        yield pool
-    except BaseException:
-        for worker in list((pool._processes or {}).values()):  # files are written whole: nothing is torn
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # not left to the end of the process, where Ctrl-C would tear it
-
-
-def _start_worker(threads: int) -> None:
-    global _threads
-    start_worker()
-    _threads = threads
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # of torch, which a calibrator brings
-
-
 def _measure_to(files: CaseFiles, options: Options, path: Path, *, threads: int | None = None) -> Failure | None:
     sources = (*files.predictions, files.label)
     try:
         with unchanged(sources):
-            sums, doubts = measure_case(files, options, threads=threads or _threads)
+            sums, doubts = measure_case(files, options, threads=threads or own_threads())
         sums.save(path, files.name, sources, doubts=doubts)
     except WriteError:  # it would be the same for every case
         raise

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -51,17 +51,6 @@ class Failure(NamedTuple):
     case: str
     kind: str
     message: str
-
-
-class Spread(Protocol):
-    """Does jobs elsewhere, each a call of a function at the top of a module.
-
-    Yields the place of each job and what it gave, in any order; the exception, where the job took its process along.
-    """
-
-    def __call__(
-        self, function: Callable[..., Failure | None], jobs: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, Failure | BaseException | None]]: ...
 
 
 def crashed(case: str) -> Failure:

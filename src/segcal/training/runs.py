@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import segcal
 from segcal._io.files import WriteError, new_file
 from segcal._io.parsing import parse_json
+from segcal._io.pool import Spread
 from segcal.calibrators import Calibrator
 from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
 from segcal.datasets.layout import nifti_files
@@ -33,7 +34,6 @@ from segcal.evaluation.results import (
     MapJob,
     Maps,
     Outcome,
-    Spread,
     crashed,
     keep_only,
     make_maps,
