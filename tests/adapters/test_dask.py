@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import jobs
 import layouts
 import nibabel
 import numpy as np
@@ -101,11 +102,9 @@ def test_a_worker_that_is_killed_loses_nothing(cluster, folder):
 
 
 def test_a_case_that_kills_every_worker_is_a_failure_and_stops_no_other(cluster):
-    from workers import die_at
-
-    came = dict(DaskCluster(cluster)(die_at, [(i, 1) for i in range(4)]))
+    came = dict(DaskCluster(cluster)(jobs.die_at, [(i, 1) for i in range(4)]))
     assert isinstance(came.pop(1), distributed.KilledWorker)
-    assert came == {0: None, 2: None, 3: None}
+    assert came == {0: 0, 2: 2, 3: 3}
 
 
 def test_what_a_job_raises_is_raised_here(cluster):

@@ -170,6 +170,7 @@ def _attempt(run: PlannedRun, folder: Path, prepared: Path) -> RunResult:
 
 def record_failure(run: PlannedRun, folder: Path, kind: str, message: str) -> RunResult:
     """Write down in a run's folder why it failed."""
+    make_folder(folder)
     write_whole(folder / FAILED, json.dumps({"kind": kind, "message": message, "time": _now()}, indent=2).encode())
     return RunResult("failed", f"{run.name} failed: {kind}: {message}")
 

@@ -1,0 +1,31 @@
+"""Jobs of pools that tests spawn; without torch, so that a worker starts in no time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from segcal._io.pool import own_threads
+
+
+def die_at(number: int, fatal: int) -> int:
+    """The number; the process is killed if it is the fatal one."""
+    if number == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def die_once(number: int, folder: Path) -> int:
+    """The number; the first process that has the number 1 is killed."""
+    if number == 1 and not (folder / "died").exists():
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def environment(name: str) -> tuple[int, str, str, int]:
+    """The process, two of its variables, and its threads."""
+    time.sleep(0.3)  # the other worker has time to take a job
+    return os.getpid(), os.environ[name], os.environ["OMP_NUM_THREADS"], own_threads()
