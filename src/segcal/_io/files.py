@@ -288,14 +288,15 @@ def _lock(path: Path, folder: Path) -> IO[str]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock file at `path`."""
+    """Whether a process holds the lock file at `path`; to find out it is taken for a moment."""
     try:
-        with path.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if path.exists():
+            with locked(path, path.parent):
+                return False
+    except HeldError:
         return True
-    except OSError:  # not there, or no locks here
-        return False
+    except OSError:  # it cannot be written here
+        pass
     return False
 
 
