@@ -16,7 +16,8 @@ from monai.metrics import CalibrationErrorMetric, DiceMetric
 
 from measure import HIGH_WATER, alternate, write_rows
 from phantom import logits_and_labels
-from segcal.evaluation.measure import Options, measure_voxels
+from segcal.evaluation.options import Options
+from segcal.evaluation.voxels import measure_voxels
 
 
 def against_monai() -> list[dict[str, object]]:

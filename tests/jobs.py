@@ -7,8 +7,6 @@ import signal
 import time
 from pathlib import Path
 
-from segcal._io.pool import own_threads
-
 
 def die_at(number: int, fatal: int) -> int:
     """The number; the process is killed if it is the fatal one."""
@@ -25,7 +23,7 @@ def die_once(number: int, folder: Path) -> int:
     return number
 
 
-def environment(name: str) -> tuple[int, str, str, int]:
-    """The process, two of its variables, and its threads."""
+def environment(name: str) -> tuple[int, str, str]:
+    """The process and two of its variables."""
     time.sleep(0.3)  # the other worker has time to take a job
-    return os.getpid(), os.environ[name], os.environ["OMP_NUM_THREADS"], own_threads()
+    return os.getpid(), os.environ[name], os.environ["OMP_NUM_THREADS"]

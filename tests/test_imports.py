@@ -2,106 +2,70 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import segcal
 
-PACKAGE = Path(segcal.__file__).parent
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
-# Each layer may import itself and the layers before it; layers of one line stand side by side.
-LAYERS: list[dict[str, set[str]]] = [
-    {"spine": {"errors", "ending", "parsing", "files", "words", "binning", "statistics", "collect", "kernels"}},
-    {"numbers": {"metrics", "overlap", "regions", "intervals", "diagrams"}},
-    {
-        "learning": {"losses", "scaling"},
-        "showing": {"colours", "evaluation", "matching", "comparison", "remarks", "tables", "plots", "report"},
-    },
-    {
-        "doing": {
-            "volumes",
-            "doubts",
-            "measure",
-            "naming",
-            "results",
-            "cohort",
-            "maps",
-            "calibrated",
-            "calibration",
-            "demo",
-            "datasets",
-            "config",
-            "prepare",
-            "checkpoint",
-            "distributed",
-            "inference",
-            "runs",
-            "training",
-            "study",
-        }
-    },
-    {"adapters": {"adapters"}},
-    {"command line": {"cli", "__main__"}},
-]
-HEIGHT = {name: height for height, layers in enumerate(LAYERS) for layer in layers for name in layers[layer]}
-LAYER = {name: layer for layers in LAYERS for layer, names in layers.items() for name in names}
-SCIPY = {("intervals", "scipy"), ("scaling", "scipy")}
-SPINE_NEEDS = {"torch", "numpy", "numba", "triton"}  # beyond the standard library
+import import_graph
 
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+HEIGHT = {name: height for height, layer in enumerate(import_graph.LAYERS) for name in layer}
+SPINE = {name for name in HEIGHT if HEIGHT[name] <= HEIGHT["losses"]} - {"volumes"}
+SPINE_NEEDS = {"torch", "numpy", "numba", "triton", "filelock"}  # beyond the standard library
 
 
-def part_of(path: Path) -> str:
-    """The module or folder of the package that a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def test_no_modules_import_each_other_in_a_circle():
+    assert import_graph.cycle() == []
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Every module that a file imports, at its top or inside functions."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: imports are absolute"
-            if node.module == "segcal":
-                yield from (f"segcal.{alias.name}" for alias in node.names)
-            else:
-                yield node.module or ""
+def test_imports_between_packages_point_one_way():
+    parts = {import_graph.part_of(name) for name in import_graph.modules()} - {""}
+    assert parts == set(HEIGHT), "give each package its row in docs/import_graph.py"
+    wrong = [(one, other) for one, other in import_graph.package_edges() if HEIGHT[other] >= HEIGHT[one]]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_imports_only_its_own_layer_and_those_below(path):
-    own = part_of(path)
-    assert own in HEIGHT, f"give {own} a layer in this test"
-    for name in imported(path):
-        root, _, rest = name.partition(".")
-        if root == "segcal":
-            other = rest.partition(".")[0]
-            if other not in HEIGHT:  # the package itself, which offers everything
-                assert other == "__version__" or HEIGHT[own] >= HEIGHT["cohort"], f"{own} imports the whole package"
-                continue
-            assert HEIGHT[other] <= HEIGHT[own], f"{own} ({LAYER[own]}) imports {other} ({LAYER[other]})"
-            side_by_side = HEIGHT[other] == HEIGHT[own] and LAYER[other] != LAYER[own]
-            assert not side_by_side, f"{own} ({LAYER[own]}) imports {other} ({LAYER[other]})"
-        elif LAYER[own] in ("spine", "numbers", "learning") and (own, root) not in SCIPY:
-            assert root in SPINE_NEEDS | set(sys.stdlib_module_names), f"{own} ({LAYER[own]}) imports {root}"
+def test_only_the_version_is_taken_from_the_package_itself():
+    for name, path in import_graph.modules().items():
+        if "segcal" in import_graph.imported(path):
+            assert HEIGHT[import_graph.part_of(name)] >= HEIGHT["evaluation"], name
 
 
-def test_the_rule_finds_a_wrong_import(tmp_path):
+@pytest.mark.parametrize("part", sorted(SPINE))
+def test_the_spine_needs_torch_and_no_more(part):
+    for name, path in import_graph.modules().items():
+        if import_graph.part_of(name) == part:
+            roots = {other.partition(".")[0] for other in import_graph.imported(path)}
+            assert roots <= SPINE_NEEDS | {"segcal"} | set(sys.stdlib_module_names), name
+
+
+def test_the_rules_see_imports_inside_functions_and_circles(tmp_path, monkeypatch):
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("def f():\n    from segcal.losses import ACELoss\n    import monai.losses\n")
-    assert list(imported(wrong)) == ["segcal.losses", "monai.losses"]
+    wrong.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from segcal.cli import app\n"
+        "def f():\n    from segcal.losses import ACELoss\n    import monai.losses\n    from segcal import metrics\n"
+    )
+    assert list(import_graph.imported(wrong)) == ["typing", "segcal.losses", "monai.losses", "segcal.metrics"]
+    made_up = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"b"})}
+    monkeypatch.setattr(import_graph, "graph", lambda: made_up)
+    assert import_graph.cycle() == ["b", "c", "b"]
+
+
+def test_the_picture_of_imports_is_current():
+    told = "run python docs/import_graph.py"
+    assert import_graph.PICTURE.read_text(encoding="utf-8") == import_graph.draw(), told
 
 
 @pytest.mark.parametrize("name", segcal.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(segcal, name) is not None
-    assert name in dir(segcal)
+    assert name in {*dir(segcal), "__version__"}
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -13,13 +13,17 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from segcal.binning import Binning
-    from segcal.calibration.fitting import apply_calibrator, fit_calibrator
+    from segcal.calibration.applying import apply_calibrator
+    from segcal.calibration.fitting import fit_calibrator
     from segcal.calibrators import Calibrator, load_calibrator, make_calibrator
     from segcal.collect import bin_statistics
     from segcal.comparison.comparison import Comparison, compare
     from segcal.errors import ConfigError, FileError, GridError, LabelError, RangeError, SegcalError, ShapeError
+    from segcal.evaluation.accumulator import EvaluationAccumulator
     from segcal.evaluation.cohort import evaluate
     from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.options import ReadOptions
+    from segcal.evaluation.outcome import Outcome
     from segcal.losses import ACELoss, LossTerms, SegmentationLoss
     from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
     from segcal.plots import write_figures
@@ -53,6 +57,9 @@ _HOME = {
     "load_calibrator": "calibrators",
     "Regions": "volumes.regions",
     "Evaluation": "evaluation.evaluation",
+    "EvaluationAccumulator": "evaluation.accumulator",
+    "ReadOptions": "evaluation.options",
+    "Outcome": "evaluation.outcome",
     "evaluate": "evaluation.cohort",
     "Comparison": "comparison.comparison",
     "compare": "comparison.comparison",
@@ -76,12 +83,15 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "Evaluation",
+    "EvaluationAccumulator",
     "FileError",
     "GridError",
     "LabelError",
     "LossTerms",
+    "Outcome",
     "OverlapCounts",
     "RangeError",
+    "ReadOptions",
     "Regions",
     "ScoreSums",
     "SegcalError",

@@ -94,7 +94,7 @@ def test_a_worker_that_is_killed_loses_nothing(cluster, folder):
             os.kill(killed[0], signal.SIGKILL)
 
     outcome = evaluate(
-        folder / "maps", folder / "labels", folder / "killed", spread=DaskCluster(cluster), progress=kill
+        folder / "maps", folder / "labels", folder / "killed", executor=DaskCluster(cluster), progress=kill
     )
     assert killed
     assert [failure.case for failure in outcome.failures] == ["case_5"]
@@ -117,7 +117,7 @@ def test_a_run_is_evaluated_by_workers_as_by_itself(cluster, tmp_path):
     run = load_run(tmp_path / "run")
     fitted = Temperature().fit(list(run.logits_and_labels("validation")))
     here = evaluate_run(run, tmp_path / "here", calibrator=fitted)
-    there = evaluate_run(run, tmp_path / "there", calibrator=fitted, spread=DaskCluster(cluster))
+    there = evaluate_run(run, tmp_path / "there", calibrator=fitted, executor=DaskCluster(cluster))
     assert there.failures == here.failures == []
     assert there.evaluation.cases == here.evaluation.cases
     a, b = (Evaluation.load(tmp_path / name / "evaluation.npz").statistics for name in ("here", "there"))

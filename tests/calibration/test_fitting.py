@@ -12,8 +12,12 @@ import torch
 from scipy.special import expit, log_softmax, softmax
 from typer.testing import CliRunner
 
-from segcal import ConfigError, evaluate
-from segcal.calibration.fitting import _folds, apply_calibrator, fit_calibrator, reliability_before_and_after
+from segcal import ConfigError, ReadOptions, evaluate
+from segcal.calibration import fitting
+from segcal.calibration.applying import apply_calibrator
+from segcal.calibration.effect import reliability_before_and_after
+from segcal.calibration.fitting import fit_calibrator
+from segcal.calibration.folds import make_folds
 from segcal.calibrators import Temperature, VectorScaling, load_calibrator
 from segcal.cli import app
 from segcal.errors import LabelError, SegcalError
@@ -164,7 +168,7 @@ def test_the_time_that_is_told_is_about_the_time_it_takes(folder, method):
 
 def test_frames_of_one_patient_are_held_out_together():
     names = [f"patient{i:03d}_frame{j:02d}" for i in range(7) for j in (1, 12)]
-    groups = _folds(names, None, 3, 0)
+    groups = make_folds(names, None, 3, 0)
     assert sorted(name for group in groups for name in group) == names
     assert len(groups) == 3
     for group in groups:
@@ -270,7 +274,7 @@ def test_overlapping_regions_are_calibrated_channel_by_channel(tmp_path):
     assert apply(tmp_path).exit_code == 0
     with pytest.raises(ConfigError, match="is for classes that overlap; add --sigmoid"):
         evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "o", calibrator=tmp_path / "c.json")
-    done = evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", sigmoid=True)
+    done = evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", options=ReadOptions(sigmoid=True))
     assert done.evaluation is not None
     assert not done.failures
 
@@ -295,7 +299,9 @@ def test_voxels_with_an_ignored_label_are_left_out_of_fit_and_check(folder, meth
             array = np.asarray(nibabel.load(folder / kind / f"case_{i}.nii.gz").dataobj)
             save(folder / f"cut_{kind}" / f"case_{i}.nii.gz", array[keep][:, None, None])
     options = {"method": method, "folds": 2, "settings": {"steps": 20} if method == "local-temperature" else {}}
-    whole = fit_calibrator(folder / "probabilities", folder / "labels", folder / "c.json", ignore=255, **options)
+    whole = fit_calibrator(
+        folder / "probabilities", folder / "labels", folder / "c.json", options=ReadOptions(ignore_index=255), **options
+    )
     cut = fit_calibrator(folder / "cut_probabilities", folder / "cut_labels", folder / "d.json", **options)
     assert whole.calibrator.report.voxels == cut.calibrator.report.voxels < 6 * math.prod(SHAPE)
     if method == "temperature":
@@ -309,7 +315,7 @@ def test_the_ignored_label_is_an_option_and_known_from_nnunets_dataset_json(fold
     hide_voxels(folder, value=3)
     said = fit(folder, "--folds", "0").output
     assert "labels must be among [0, 1, 2]; they hold [3]" in said
-    assert fit(folder, "--folds", "0", "--ignore", "3").exit_code == 0
+    assert fit(folder, "--folds", "0", "--ignore-index", "3").exit_code == 0
     told = load_calibrator(folder / "c.json").temperature
     labels = {"background": 0, "liver": 1, "tumour": 2, "ignore": 3}
     (folder / "dataset.json").write_text(json.dumps({"labels": labels}))  # beside the folder of labels
@@ -318,7 +324,7 @@ def test_the_ignored_label_is_an_option_and_known_from_nnunets_dataset_json(fold
     outcome = evaluate(folder / "probabilities", folder / "labels", folder / "e", calibrator=folder / "d.json")
     assert not outcome.failures
     assert outcome.evaluation.classes == ("background", "liver", "tumour")
-    assert outcome.evaluation.provenance["options"]["ignore"] == 3
+    assert outcome.evaluation.provenance["options"]["ignore_index"] == 3
 
 
 def test_regions_of_nnunets_dataset_json_are_calibrated_without_ignored_voxels(tmp_path):
@@ -343,7 +349,7 @@ def test_regions_of_nnunets_dataset_json_are_calibrated_without_ignored_voxels(t
 
 def test_neighbours_that_are_left_out_are_no_neighbours(folder):
     hide_voxels(folder, value=3)
-    done = fit(folder, "--ignore", "3", "--set", "dilations=[1]", method="local-temperature")
+    done = fit(folder, "--ignore-index", "3", "--set", "dilations=[1]", method="local-temperature")
     assert done.exit_code == 2
     assert "voxels must not be left out, as those of label 3, where the calibrator looks at" in done.output
 
@@ -449,7 +455,7 @@ def test_a_broken_case_is_left_out_and_the_exit_code_tells(folder):
         (("--set", "objektive=ace"), "Did you mean 'objective'?"),
         (("--set", "activation=softmax"), "activation must not be a setting here"),
         (("--set", "method=vector"), "method must not be a setting here; give --method"),
-        (("--set", "objective"), "a setting must read key=value"),
+        (("--set", "objective"), "a setting must read KEY=VALUE"),
         (("--method", "dirichlet", "--sigmoid"), "dirichlet is for exclusive classes"),
     ],
 )
@@ -486,7 +492,13 @@ def test_another_number_of_classes_is_refused_case_by_case(folder):
     done = apply(folder, "--logits", kind="logits")
     assert done.exit_code == 1
     assert "4 classes" in done.output
-    outcome = evaluate(folder / "logits", folder / "labels", folder / "e", calibrator=folder / "c.json", logits=True)
+    outcome = evaluate(
+        folder / "logits",
+        folder / "labels",
+        folder / "e",
+        calibrator=folder / "c.json",
+        options=ReadOptions(logits=True),
+    )
     assert len(outcome.failures) == 6
     assert "must have the 4 classes of the calibrator" in outcome.failures[0].message
 
@@ -571,3 +583,35 @@ def test_json_holds_what_the_fit_found(folder):
     assert content["fit"]["cases"] == 6
     assert content["fit"]["voxels"] == 6 * math.prod(SHAPE)
     assert content["fit"]["gradient"] < 1e-6
+
+
+def test_an_interrupted_fit_goes_on_where_it_was(folder, monkeypatch):
+    """Killed in the third fit: what was measured and fitted before is there, and the result is that of a calm run."""
+    arguments = (folder / "probabilities", folder / "labels")
+    calm = fit_calibrator(*arguments, folder / "calm.json", method="temperature", folds=3)
+    fits, measured = [], []
+    fit, measure = Temperature.fit, fitting.measure_case
+
+    def counted_fit(self, *given, **named):
+        fits.append(self)
+        if len(fits) == 3:
+            raise KeyboardInterrupt
+        return fit(self, *given, **named)
+
+    def counted_measure(*given, **named):
+        measured.append(given)
+        return measure(*given, **named)
+
+    monkeypatch.setattr(Temperature, "fit", counted_fit)
+    monkeypatch.setattr(fitting, "measure_case", counted_measure)
+    with pytest.raises(KeyboardInterrupt):
+        fit_calibrator(*arguments, folder / "c.json", method="temperature", folds=3)
+    assert not (folder / "c.json").exists()
+    before = len(measured)
+    again = fit_calibrator(*arguments, folder / "c.json", method="temperature", folds=3)
+    assert len(fits) == 5  # two before, one that was cut short, and then two
+    assert before + len(measured[before:]) == 2 * len(again.before.cases)
+    assert (folder / "c.json").read_bytes() == (folder / "calm.json").read_bytes()
+    for one, other in ((again.before, calm.before), (again.after, calm.after)):
+        assert torch.equal(one.statistics.label_sum, other.statistics.label_sum)
+    assert not list(folder.glob(".c.json*"))

@@ -16,21 +16,11 @@ from typer.testing import CliRunner
 import segcal
 from segcal import ConfigError, compare
 from segcal.cli import app
-from segcal.comparison.tables import (
-    LAYOUTS,
-    comparison_tables,
-    make_table,
-    notes,
-    to_csv,
-    to_json,
-    to_latex,
-    to_markdown,
-    to_terminal,
-    write_comparison,
-)
+from segcal.comparison.tables import LAYOUTS, comparison_tables, make_table, notes, to_csv, to_json, write_comparison
 from segcal.evaluation.evaluation import read_evaluations
 from segcal.evaluation.intervals import resample_weights
 from segcal.evaluation.remarks import remarks
+from segcal.evaluation.tables import to_latex, to_markdown, to_terminal
 from segcal.plots import new_figure
 from segcal.report import build_report
 

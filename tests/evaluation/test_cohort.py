@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from segcal import ConfigError, Evaluation, ace, bin_statistics, ece, evaluate, mce
 from segcal._io.files import WriteError
 from segcal.cli import app
-from segcal.evaluation.measure import Options, measure_voxels
+from segcal.evaluation.options import Options
+from segcal.evaluation.voxels import measure_voxels
 from segcal.kernels.numba_likelihood import absent_log_loss
 
 AFFINE = np.diag([1.0, 1.0, 2.5, 1.0])
@@ -58,7 +59,7 @@ def contents(folder):
 
 
 def test_values_are_those_of_the_arrays(folder):
-    result = run(folder, "--classes", "background,liver,tumour")
+    result = run(folder, "--class-names", "background,liver,tumour")
     assert result.exit_code == 0, result.output
     found = values(folder)
     for i in range(3):
@@ -130,7 +131,7 @@ def test_voxels_with_an_ignored_label_count_nowhere(folder):
         save(folder / "labels" / f"case_{i}.nii.gz", np.where(ignored, 255, labels).astype(np.uint8))
     save(folder / "labels" / "case_2.nii.gz", np.full(SHAPE, 255, np.uint8))
     assert run(folder).exit_code == 1
-    assert run(folder, "--ignore", "255").exit_code == 1
+    assert run(folder, "--ignore-index", "255").exit_code == 1
     assert list(failures(folder)) == ["case_2"]
     assert "not 255, which is ignored" in str(failures(folder)["case_2"])
     found = values(folder)
@@ -151,12 +152,12 @@ def test_a_label_that_dataset_json_names_ignore_is_left_out_unless_another_is_as
         labels = make_case(i)[1]
         labels[:, :, 0] = 3
         save(folder / "labels" / f"case_{i}.nii.gz", labels)
-    run(folder, "--ignore", "3", out="asked")
+    run(folder, "--ignore-index", "3", out="asked")
     named = folder / "named.json"
     named.write_text(json.dumps({"labels": {"background": 0, "class 1": 1, "class 2": 2, "ignore": 3}}))
-    assert run(folder, "--classes", str(named)).exit_code == 0
+    assert run(folder, "--class-names", str(named)).exit_code == 0
     assert values(folder) == values(folder, "asked")
-    assert run(folder, "--classes", str(named), "--ignore", "255", out="other").exit_code == 1
+    assert run(folder, "--class-names", str(named), "--ignore-index", "255", out="other").exit_code == 1
     assert "they hold [3]" in failures(folder, "other")["case_0"]
     named.write_text(json.dumps({"labels": {"background": 0, "both": [1, 2], "class 2": 2, "ignore": 3}}))
     assert run(folder, "--regions", str(named), out="regions").exit_code == 0
@@ -166,7 +167,7 @@ def test_a_label_that_dataset_json_names_ignore_is_left_out_unless_another_is_as
 def test_a_slab_that_is_ignored_as_a_whole_adds_nothing():
     labels = np.full(50, 255, np.uint8)
     for sigmoid in (False, True):
-        sums = measure_voxels(np.full((3, 50), 1 / 3, np.float32), labels, Options(ignore=255, sigmoid=sigmoid))
+        sums = measure_voxels(np.full((3, 50), 1 / 3, np.float32), labels, Options(ignore_index=255, sigmoid=sigmoid))
         assert not any(getattr(sums, name).any() for name in ("bins", "overlap", "scores"))
 
 
@@ -231,7 +232,7 @@ def test_sigmoid_channels_are_measured_one_by_one(tmp_path):
     labels = generator.integers(0, 2, (*SHAPE, 3)).astype(np.uint8)
     save(tmp_path / "predictions" / "a.nii.gz", probabilities)
     save(tmp_path / "labels" / "a.nii.gz", labels)
-    assert run(tmp_path, "--sigmoid", "--classes", "TC,WT,ET").exit_code == 0
+    assert run(tmp_path, "--sigmoid", "--class-names", "TC,WT,ET").exit_code == 0
     p, y = (torch.from_numpy(a).movedim(-1, 0)[None] for a in (probabilities, labels))
     assert values(tmp_path)["a", "WT", "ece"] == pytest.approx(ece(bin_statistics(p, y))[0, 1].item(), abs=1e-9)
 
@@ -242,7 +243,7 @@ def test_a_single_map_is_the_foreground(tmp_path):
     probabilities, labels = make_case(0, classes=2)
     save(tmp_path / "predictions" / "a.nii.gz", probabilities[..., 1])
     save(tmp_path / "labels" / "a.nii.gz", labels)
-    assert run(tmp_path, "--classes", "background,lesion").exit_code == 0
+    assert run(tmp_path, "--class-names", "background,lesion").exit_code == 0
     p = torch.from_numpy(probabilities[..., 1])[None, None]
     expected = ace(bin_statistics(p, torch.from_numpy(labels)[None, None])).item()
     assert values(tmp_path)["a", "lesion", "ace"] == pytest.approx(expected, abs=1e-9)
@@ -386,7 +387,7 @@ def test_files_without_a_partner_are_listed(folder):
 
 @pytest.mark.parametrize(
     "options",
-    [["--bins", "0"], ["--regions", "heart"], ["--workers", "0"], ["--classes", "nowhere.json"], ["--wrong"]],
+    [["--bins", "0"], ["--regions", "heart"], ["--workers", "0"], ["--class-names", "nowhere.json"], ["--wrong"]],
 )
 def test_misuse_ends_with_two(folder, options):
     assert run(folder, *options).exit_code == 2
@@ -597,7 +598,7 @@ def test_the_log_loss_without_numba_is_the_same(monkeypatch):
     probabilities, labels = make_case(7)
     flat, truth = np.ascontiguousarray(probabilities.reshape(-1, 3).T), labels.ravel()
     fast = measure_voxels(flat, truth, Options())
-    monkeypatch.setattr("segcal.evaluation.measure.HAS_NUMBA", False)
+    monkeypatch.setattr("segcal.evaluation.voxels.HAS_NUMBA", False)
     plain = measure_voxels(flat, truth, Options())
     np.testing.assert_allclose(fast.scores, plain.scores, rtol=1e-8)
     np.testing.assert_allclose(fast.joint, plain.joint, rtol=1e-8)

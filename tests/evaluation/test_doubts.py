@@ -8,7 +8,7 @@ import pytest
 from cohorts import SHAPE, make_case
 from typer.testing import CliRunner
 
-from segcal import Evaluation, evaluate
+from segcal import Evaluation, ReadOptions, evaluate
 from segcal.calibration.fitting import fit_calibrator
 from segcal.cli import app
 
@@ -148,7 +148,9 @@ def test_probabilities_said_to_be_logits_are_refused(tmp_path, single):
 def test_probabilities_said_to_be_logits_are_not_calibrated(folder):
     for i in range(3):
         save(folder / "P" / f"case_{i}.nii.gz", np.log(make_case(i)[0]))
-    fit_calibrator(folder / "P", folder / "L", folder / "c.json", method="temperature", logits=True, folds=0)
+    fit_calibrator(
+        folder / "P", folder / "L", folder / "c.json", method="temperature", options=ReadOptions(logits=True), folds=0
+    )
     save(folder / "P" / "case_1.nii.gz", make_case(1)[0])
     arguments = ["calibrate", "apply", str(folder / "c.json"), str(folder / "P"), "--out", str(folder / "maps")]
     result = CliRunner().invoke(app, [*arguments, "--logits"])
@@ -178,11 +180,12 @@ def test_headers_without_a_place_are_told_and_may_be_refused(folder):
     assert result.exit_code == 1
     assert "case_1: GridError: case_1: the grid must be certain" in result.output
     assert notes(folder, "strict") == {}
-    outcome = evaluate(folder / "P", folder / "L", folder / "again", strict_grid=True)
+    outcome = evaluate(folder / "P", folder / "L", folder / "again", options=ReadOptions(strict_grid=True))
     assert [failure.case for failure in outcome.failures] == ["case_1"]
     for strict, number in ((False, 0), (True, 1)):
+        options = ReadOptions(strict_grid=strict)
         fitted = fit_calibrator(
-            folder / "P", folder / "L", folder / "c.json", method="temperature", folds=0, strict_grid=strict
+            folder / "P", folder / "L", folder / "c.json", method="temperature", folds=0, options=options
         )
         assert (len(fitted.failures), len(fitted.notes)) == (number, 1 - number)
 

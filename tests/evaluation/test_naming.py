@@ -8,7 +8,7 @@ import pytest
 from cohorts import SHAPE, make_case, values
 from typer.testing import CliRunner
 
-from segcal import ConfigError, evaluate
+from segcal import ConfigError, ReadOptions, evaluate
 from segcal.calibration.fitting import fit_calibrator
 from segcal.cli import app
 
@@ -46,37 +46,40 @@ def refused(result, *sentences):
 
 def test_a_background_that_is_not_named_is_asked_for_with_the_corrected_option(folder):
     """Two names for three channels would drop one and shift the others."""
-    result = run(folder, "--classes", "liver,spleen")
+    result = run(folder, "--class-names", "liver,spleen")
     refused(result, "predictions have 3 channels, so labels are 0, 1, 2; got 2 names, liver,spleen")
-    refused(result, "--classes background,liver,spleen")
-    assert run(folder, "--classes", "background,liver,spleen").exit_code == 0
+    refused(result, "--class-names background,liver,spleen")
+    assert run(folder, "--class-names", "background,liver,spleen").exit_code == 0
     assert names(folder) == ["liver", "spleen"]
 
 
 @pytest.mark.parametrize("given", ["background,liver", "liver", "background,liver,spleen,kidney"])
 def test_any_other_number_of_names_is_refused_without_a_guess(folder, given):
-    result = run(folder, "--classes", given)
+    result = run(folder, "--class-names", given)
     refused(result, "must name every label from 0 on")
     assert "If the background" not in result.output
 
 
 def test_python_functions_refuse_them_too(folder):
-    with pytest.raises(ConfigError, match="--classes background,liver,spleen"):
-        evaluate(folder / "P", folder / "L", folder / "out", classes="liver,spleen")
-    with pytest.raises(ConfigError, match="--classes background,liver,spleen"):
-        fit_calibrator(folder / "P", folder / "L", folder / "c.json", method="temperature", classes="liver,spleen")
+    wrong = ReadOptions(class_names=["liver", "spleen"])
+    with pytest.raises(ConfigError, match="--class-names background,liver,spleen"):
+        evaluate(folder / "P", folder / "L", folder / "out", options=wrong)
+    with pytest.raises(ConfigError, match="--class-names background,liver,spleen"):
+        fit_calibrator(folder / "P", folder / "L", folder / "c.json", method="temperature", options=wrong)
 
 
 def test_two_names_that_are_the_same_are_refused(folder):
-    refused(run(folder, "--classes", "bg,x,x"), "class names must differ; 'x' came more than once")
+    refused(run(folder, "--class-names", "bg,x,x"), "class names must differ; 'x' came more than once")
 
 
 def test_a_single_channel_takes_the_name_of_its_background_too(tmp_path):
     probabilities, labels = make_case(0, classes=2)
     save(tmp_path / "P" / "a.nii.gz", probabilities[..., 1])
     save(tmp_path / "L" / "a.nii.gz", labels)
-    refused(run(tmp_path, "--classes", "lesion"), "1 channel, so labels are 0, 1", "--classes background,lesion")
-    assert run(tmp_path, "--classes", "background,lesion").exit_code == 0
+    refused(
+        run(tmp_path, "--class-names", "lesion"), "1 channel, so labels are 0, 1", "--class-names background,lesion"
+    )
+    assert run(tmp_path, "--class-names", "background,lesion").exit_code == 0
     assert names(tmp_path) == ["lesion"]
 
 
@@ -84,29 +87,29 @@ def test_channels_that_overlap_take_a_name_each(tmp_path):
     generator = np.random.default_rng(0)
     save(tmp_path / "P" / "a.nii.gz", generator.random((*SHAPE, 3)).astype(np.float32))
     save(tmp_path / "L" / "a.nii.gz", generator.integers(0, 2, (*SHAPE, 3)).astype(np.uint8))
-    result = run(tmp_path, "--sigmoid", "--classes", "WT,TC")
+    result = run(tmp_path, "--sigmoid", "--class-names", "WT,TC")
     refused(result, "3 channels")
     assert "If the background" not in result.output
-    assert run(tmp_path, "--sigmoid", "--classes", "WT,TC,ET").exit_code == 0
+    assert run(tmp_path, "--sigmoid", "--class-names", "WT,TC,ET").exit_code == 0
 
 
 def test_names_beside_regions_are_refused_rather_than_dropped(folder):
-    refused(run(folder, "--regions", "brats", "--classes", "a,b,c,d"), "leave out --classes a,b,c,d")
+    refused(run(folder, "--regions", "brats", "--class-names", "a,b,c,d"), "leave out --class-names a,b,c,d")
 
 
 def test_a_dataset_json_of_other_classes_is_refused(folder):
     """Its names would be given to whatever channels there are."""
     four = {"0": "background", "1": "a", "2": "b", "3": "c"}
     (folder / "dataset.json").write_text(json.dumps({"labels": four}))
-    refused(run(folder), "names label 3, 'c'", "Give the names with --classes")
-    assert run(folder, "--classes", "background,a,b").exit_code == 0
+    refused(run(folder), "names label 3, 'c'", "Give the names with --class-names")
+    assert run(folder, "--class-names", "background,a,b").exit_code == 0
 
 
 def test_one_case_of_other_channels_does_not_speak_for_the_others(folder):
     probabilities, labels = make_case(5, classes=5)
     save(folder / "P" / "a_first.nii.gz", probabilities)
     save(folder / "L" / "a_first.nii.gz", labels)
-    assert run(folder, "--classes", "background,liver,spleen").exit_code == 1
+    assert run(folder, "--class-names", "background,liver,spleen").exit_code == 1
     assert names(folder) == ["liver", "spleen"]
     assert {case for case, _, _ in values(folder)} == {"case_0", "case_1"}
 
@@ -137,7 +140,7 @@ def test_values_alone_say_which_label_each_channel_is(remapped):
     assert names(remapped) == ["class 2", "class 5"]
     for i in range(2):
         save(remapped / "L" / f"case_{i}.nii.gz", make_case(i)[1])
-    assert run(remapped, "--classes", "class 0,class 2,class 5", out="plain").exit_code == 0
+    assert run(remapped, "--class-names", "class 0,class 2,class 5", out="plain").exit_code == 0
     assert values(remapped) == values(remapped, "plain")
     result = run(remapped, "--regions", str(remapped / "values.toml"))
     assert result.exit_code == 1
@@ -146,12 +149,12 @@ def test_values_alone_say_which_label_each_channel_is(remapped):
 
 def test_names_beside_values_are_in_their_order_or_by_label(remapped):
     told = str(remapped / "values.toml")
-    assert run(remapped, "--regions", told, "--classes", "background,b,e").exit_code == 0
+    assert run(remapped, "--regions", told, "--class-names", "background,b,e").exit_code == 0
     assert names(remapped) == ["b", "e"]
     (remapped / "dataset.json").write_text(json.dumps({"labels": {"0": "background", "5": "five", "2": "two"}}))
     assert run(remapped, "--regions", told, out="again").exit_code == 0
     assert names(remapped, "again") == ["two", "five"]
-    refused(run(remapped, "--regions", told, "--classes", "b,e"), "each of the values [0, 2, 5]")
+    refused(run(remapped, "--regions", told, "--class-names", "b,e"), "each of the values [0, 2, 5]")
 
 
 def test_values_of_an_ignored_label_and_of_another_order(remapped):
@@ -163,7 +166,7 @@ def test_values_of_an_ignored_label_and_of_another_order(remapped):
         save(remapped / "L" / f"case_{i}.nii.gz", stored)
         save(remapped / "P" / f"case_{i}.nii.gz", probabilities[..., [2, 0, 1]])
     (remapped / "values.toml").write_text("values = [5, 0, 2]\n")
-    told = ("--regions", str(remapped / "values.toml"), "--ignore", "1", "--background")
+    told = ("--regions", str(remapped / "values.toml"), "--ignore-index", "1", "--background")
     assert run(remapped, *told).exit_code == 0
     assert names(remapped) == ["class 5", "class 0", "class 2"]
     for i in range(2):
@@ -171,14 +174,18 @@ def test_values_of_an_ignored_label_and_of_another_order(remapped):
         labels[0] = 9
         save(remapped / "L" / f"case_{i}.nii.gz", labels)
         save(remapped / "P" / f"case_{i}.nii.gz", probabilities)
-    assert run(remapped, "--ignore", "9", "--background", out="plain").exit_code == 0
+    assert run(remapped, "--ignore-index", "9", "--background", out="plain").exit_code == 0
     assert values(remapped)["case_0", "class 5", "ace"] == values(remapped, "plain")["case_0", "class 2", "ace"]
 
 
 def test_a_calibrator_is_fitted_to_labels_of_other_values(remapped):
     told = {"method": "temperature", "folds": 0}
     found = fit_calibrator(
-        remapped / "P", remapped / "L", remapped / "c.json", regions=str(remapped / "values.toml"), **told
+        remapped / "P",
+        remapped / "L",
+        remapped / "c.json",
+        options=ReadOptions(regions=remapped / "values.toml"),
+        **told,
     )
     for i in range(2):
         save(remapped / "L" / f"case_{i}.nii.gz", make_case(i)[1])
@@ -214,11 +221,11 @@ def test_channels_that_regions_lack_are_named(folder):
 
 def test_a_report_of_other_classes_says_which_they_are(folder):
     run(folder, out="a")
-    run(folder, "--classes", "background,x,y", out="b")
+    run(folder, "--class-names", "background,x,y", out="b")
     pair = ["report", str(folder / "a"), str(folder / "b"), "--out", str(folder / "r.html")]
     maps = ["--predictions", str(folder / "P"), "--predictions", str(folder / "P"), "--labels", str(folder / "L")]
     for more in ([], maps):
-        refused(CliRunner().invoke(app, [*pair, *more]), "a has class 1, class 2, b has x, y", "the same --classes")
+        refused(CliRunner().invoke(app, [*pair, *more]), "a has class 1, class 2, b has x, y", "the same --class-names")
 
 
 @pytest.mark.parametrize(
@@ -240,4 +247,4 @@ def test_a_file_beside_maps_that_makes_no_sense_is_refused(folder, change, messa
     assert names(folder) == ["a", "b"]
     (folder / "P" / "segcal-classes.json").write_text(json.dumps(content | change))
     refused(run(folder), "must hold the classes of maps, as segcal writes them", message)
-    assert run(folder, "--classes", "bg,x,y", out="told").exit_code == 0  # what is told wins
+    assert run(folder, "--class-names", "bg,x,y", out="told").exit_code == 0  # what is told wins

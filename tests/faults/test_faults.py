@@ -32,12 +32,12 @@ from typer.testing import CliRunner
 
 from segcal import evaluate
 from segcal._io import files
+from segcal._io.jobs import stamp
 from segcal.calibration import fitting as calibration
 from segcal.cli import app
 from segcal.datasets import make_phantom
 from segcal.errors import FileError
 from segcal.evaluation import cohort
-from segcal.evaluation.measure import stamp
 from segcal.study.figures import Drawn
 from segcal.study.work import spooled
 from segcal.training import runs
@@ -125,12 +125,12 @@ COMMANDS = {
         ],
         contents(".json"),
         "segcal.calibration.fitting.measure_case",
-        "Nothing was written",
+        GOES_ON,
     ),
     "apply": Command(
         lambda data, out: ["calibrate", "apply", data / "calibrator.json", data / "maps", "--out", out],
         contents(".json", ".gz"),
-        "segcal.calibration.fitting.open_prediction",
+        "segcal.calibration.applying.open_prediction",
         GOES_ON,
     ),
     "compare": Command(
@@ -342,7 +342,7 @@ def test_a_fit_whose_labels_disappear_ends_in_a_sentence_and_leaves_no_file(tmp_
             tmp_path / "maps", tmp_path / "labels", tmp_path / "out" / "calibrator.json", method="temperature",
             progress=lose,
         )  # fmt: skip
-    assert not list((tmp_path / "out").iterdir())
+    assert not list((tmp_path / "out").glob("*.json"))
 
 
 def test_images_that_disappear_half_way_fail_by_name(data, calm, tmp_path):

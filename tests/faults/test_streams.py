@@ -31,7 +31,15 @@ def evaluated(folder: Path, seed: int) -> Path:
         for name, array in {"maps": np.stack([first, 1 - first], -1), "labels": labels}.items():
             (folder / name).mkdir(parents=True, exist_ok=True)
             nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), folder / name / f"case_{i}.nii.gz")
-    words = ["evaluate", folder / "maps", folder / "labels", "--out", folder / "out", "--classes", f"background,{NAME}"]
+    words = [
+        "evaluate",
+        folder / "maps",
+        folder / "labels",
+        "--out",
+        folder / "out",
+        "--class-names",
+        f"background,{NAME}",
+    ]
     assert CliRunner().invoke(app, list(map(str, words))).exit_code == 0
     return folder
 
@@ -51,7 +59,7 @@ def data(tmp_path_factory) -> Path:
 def commands(data: Path) -> dict[str, list[object]]:
     """Each that prints tables, JSON or lists."""
     one, two = data / "one", data / "two"
-    maps = (one / "maps", one / "labels", "--classes", f"background,{NAME}")
+    maps = (one / "maps", one / "labels", "--class-names", f"background,{NAME}")
     fit = ("calibrate", "fit", *maps, "--method", "temperature", "--out", data / "c.json", "--patients", "none")
     compared = (
         "compare",

@@ -78,7 +78,8 @@ def _case(prediction: str, label: str, *, spoilt: str) -> Callable[[Path], Path]
 
 def _measure(path: Path) -> None:
     """As `evaluate` measures the case; where it is a prediction, also as `calibrate` reads it."""
-    from segcal.evaluation.measure import Options, measure_case
+    from segcal.evaluation.measure import measure_case
+    from segcal.evaluation.options import Options
     from segcal.volumes import find_predictions, open_prediction, pair_cases
 
     root = path.parent.parent
@@ -295,8 +296,8 @@ def _write_evaluation(folder: Path) -> Path:
 
 
 def _load_evaluation(path: Path) -> None:
-    from segcal.comparison.tables import summary_table, to_html
     from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.tables import summary_table, to_html
 
     evaluation = Evaluation.load(path)
     repr(evaluation)
@@ -384,7 +385,7 @@ def _write_ledger(folder: Path) -> Path:
 
 
 def _apply_to(folder: Path, calibrator: Path) -> None:
-    from segcal.calibration.fitting import apply_calibrator
+    from segcal.calibration.applying import apply_calibrator
 
     maps = np.random.default_rng(0).dirichlet(np.ones(3), SHAPE).astype(np.float32)
     done = apply_calibrator(calibrator, _volume(folder / "maps" / "case.nii.gz", maps).parent, folder / "out")

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.text import Text
 from PIL import Image
 
-from segcal import ConfigError, FileError, GridError, RangeError, Regions, ShapeError, evaluate
-from segcal.evaluation.measure import Options
+from segcal import ConfigError, FileError, GridError, RangeError, ReadOptions, Regions, ShapeError, evaluate
+from segcal.evaluation.options import Options
 from segcal.plots.maps import (
     case_maps,
     find_image,
@@ -240,7 +240,9 @@ def test_the_maps_of_the_worst_cases_are_written_in_one_call(cohort):
 def test_options_are_those_the_evaluation_was_told(tmp_path, cohort):
     root, evaluations = cohort
     (root / "regions.toml").write_text('values = [0, 1, 2]\n[regions]\n"whole thing" = [1, 2]\n')
-    outcome = evaluate(root / "dice-ce", root / "labels", root / "other", regions=str(root / "regions.toml"))
+    outcome = evaluate(
+        root / "dice-ce", root / "labels", root / "other", options=ReadOptions(regions=root / "regions.toml")
+    )
     outcome.evaluation.save(tmp_path / "saved.npz")
     loaded = type(outcome.evaluation).load(tmp_path / "saved.npz")
     assert options_of(loaded) == options_of(outcome.evaluation)
@@ -255,7 +257,9 @@ def test_each_method_is_read_as_its_own_evaluation_was(cohort):
     for path in (root / "soft-ace").iterdir():
         volume = nibabel.load(path)
         save(np.log(np.asarray(volume.dataobj) + 1e-6), root / "logits" / path.name, volume.affine)
-    told = evaluate(root / "logits", root / "labels", root / "out" / "logits", logits=True).evaluation
+    told = evaluate(
+        root / "logits", root / "labels", root / "out" / "logits", options=ReadOptions(logits=True)
+    ).evaluation
     both = {"dice-ce": evaluations["dice-ce"], "soft-ace": told}
     folders = {"dice-ce": root / "dice-ce", "soft-ace": root / "logits"}
     assert len(worst_case_maps(both, folders, root / "labels", root / "maps", number=1)) == 1

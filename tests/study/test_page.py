@@ -18,7 +18,7 @@ from handmade import evaluation_of
 from layouts import write_brats, write_decathlon
 
 from segcal.comparison.comparison import compare
-from segcal.comparison.tables import Column
+from segcal.evaluation.columns import Column
 from segcal.study import figures as drawing
 from segcal.study import summary
 from segcal.study.figures import map_cases, study_colours, write_figures

@@ -260,11 +260,11 @@ def test_a_run_that_kills_its_processes_fails_and_stops_no_other(shop, monkeypat
     facts = {"validation": CROSS_FITTED}
     monkeypatch.setattr(work, "execute", lambda run, *_: facts | {"fittings": [f.folder for f in run.fittings]})
 
-    def spread(function, asked):
+    def executor(function, asked):
         for i, job in enumerate(asked):
             yield i, BrokenProcessPool() if job[0].config.method == "ce" else function(*job)
 
-    do_runs(shop, spread=spread)
+    do_runs(shop, executor=executor)
     states = {state.name.split("-seed")[0]: state for state in shop.states()}
     assert [name for name, state in states.items() if state.status == "failed"] == ["phantom-ce"]
     assert states["phantom-ce"].message.startswith("CrashError: the processes that did this run died;")

@@ -17,9 +17,9 @@ from layouts import write_acdc
 from typer.testing import CliRunner
 
 from segcal import Evaluation, SegcalError, ace, bin_statistics
+from segcal._io.jobs import Failure
 from segcal.calibrators import make_calibrator
 from segcal.cli import app
-from segcal.evaluation.results import Failure
 from segcal.study import do_runs, open_study, read_study, work
 from segcal.study.choose import parse_rule
 from segcal.study.figures import Drawn

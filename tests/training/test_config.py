@@ -154,8 +154,8 @@ def test_a_wrong_value_is_refused_by_its_key(change, message):
 
 
 def test_a_change_must_read_key_and_value():
-    assert refusal(changes=["loss.dice"]).startswith("a change must read key=value")
-    assert refusal(changes=["=3"]).startswith("a change must read key=value")
+    assert refusal(changes=["loss.dice"]).startswith("a setting must read KEY=VALUE")
+    assert refusal(changes=["=3"]).startswith("a setting must read KEY=VALUE")
     assert "--method" in refusal(changes=["method = ce"])
 
 

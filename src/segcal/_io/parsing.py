@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from segcal.errors import ConfigError
+
 BYTE_ORDER_MARK = "\ufeff"  # some editors put it first in a file
 
 
@@ -35,6 +37,22 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     content: dict[str, Any] = _parsed(tomllib.loads, text.removeprefix(BYTE_ORDER_MARK))
     return content
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Key and value of `--set KEY=VALUE`; the value is TOML, or text where it is not.
+
+    >>> parse_setting("loss.ace.weight=0.3"), parse_setting("objective=ace")
+    (('loss.ace.weight', 0.3), ('objective', 'ace'))
+    """
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"a setting must read KEY=VALUE, as --set loss.ace.weight=0.3; got {text!r}.")
+    try:
+        return key, parse_toml(f"value = {value}")["value"]
+    except ValueError:
+        return key, value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     from segcal import evaluate
     from segcal.adapters.dask import DaskCluster
 
-    evaluate("maps", "labels", "results", spread=DaskCluster("tcp://scheduler:8786"))
+    evaluate("maps", "labels", "results", executor=DaskCluster("tcp://scheduler:8786"))
 
 Workers write what they make to the results' folder, as local processes do: the results are the same, and what was
 done before an interruption is not done again.
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from dask.distributed import Client, KilledWorker, as_completed, get_worker
 
 import segcal
-from segcal._io.pool import wanted
+from segcal._io.jobs import wanted
 from segcal.errors import ConfigError, SegcalError
 
 T = TypeVar("T")

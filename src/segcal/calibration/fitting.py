@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 import os
-import random
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from segcal._io.files import locked, make_folder, stay_outside
+from segcal import __version__
+from segcal._io.files import locked, make_folder
+from segcal._io.jobs import Failure, key_of
 from segcal._io.words import counted
+from segcal.calibration.folds import make_folds
 from segcal.calibrators import (
     Calibrator,
     EnsembleTemperature,
@@ -34,33 +36,25 @@ from segcal.errors import ConfigError, SegcalError, check_seed
 from segcal.evaluation.calibrated import (
     FolderCase,
     activation_of,
-    calibrated,
-    check_fits,
 )
-from segcal.evaluation.cohort import open_cohort
-from segcal.evaluation.doubts import Watch
+from segcal.evaluation.cohort import case_key, open_cohort
 from segcal.evaluation.evaluation import Evaluation
-from segcal.evaluation.intervals import patients_of
-from segcal.evaluation.measure import CaseSums, Options, measure_case, slab_voxels, stamp
-from segcal.evaluation.naming import copy_description
-from segcal.evaluation.results import Failure, MapJob, Maps, Note, as_plain, gather_notes, make_maps, stack_cases, told
+from segcal.evaluation.measure import Measured, measure_case
+from segcal.evaluation.options import Options, ReadOptions
+from segcal.evaluation.outcome import Note, as_plain, gather_notes, told
+from segcal.evaluation.results import stack_cases
+from segcal.evaluation.sums import CaseSums
 from segcal.volumes import (
     CaseFiles,
     Pairing,
-    PredictionFiles,
     count_channels,
-    find_predictions,
     open_case,
-    open_prediction,
-    places,
 )
-from segcal.volumes.orientation import orientation_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
+    pass
 
-FOLDS = 5
+
 FIT_STEPS = 10  # of the progress
 HALF_WAY = 3  # passes after which a fit that takes as many as it needs is about half-way
 _BEGIN_FROM_A_DRAW = (LinearCalibrator, EnsembleTemperature)
@@ -87,12 +81,7 @@ def fit_calibrator(
     *,
     method: str = "local-temperature",
     settings: dict[str, Any] | None = None,
-    logits: bool = False,
-    sigmoid: bool = False,
-    regions: str | None = None,
-    classes: str | None = None,
-    ignore: int | None = None,
-    strict_grid: bool = False,
+    options: ReadOptions | None = None,
     bins: int = 20,
     folds: int | None = None,
     patients: str | None = None,
@@ -103,15 +92,11 @@ def fit_calibrator(
     """Fit a calibrator to all cases that both folders have, write it to `out`, and cross-validate it over patients.
 
     `folds`: 5, or as many as there are patients, if not given; 0 fits without the check. A case that cannot be read
-    or makes no sense is a failure with a sentence, and is left out of the fit. So are voxels labelled `ignore`, if not
-    given those of the label that nnU-Net's dataset.json names so. `strict_grid` leaves out cases whose headers leave
-    open where their voxels lie; otherwise a note tells them. `say` is told about how long it all takes.
+    or makes no sense is a failure with a sentence, and is left out of the fit. `say` is told about how long it all
+    takes.
     """
-    options, pairing = open_cohort(
-        predictions, labels, bins=bins, regions=regions, classes=classes, logits=logits, sigmoid=sigmoid,
-        ignore=ignore, strict_grid=strict_grid,
-    )  # fmt: skip
-    activation = activation_of(_channels(pairing.cases), options)
+    meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), bins=bins)
+    activation = activation_of(_channels(pairing.cases), meant)
     for name, instead in (
         ("activation", "it follows from --sigmoid"),
         ("method", "give --method"),
@@ -119,19 +104,22 @@ def fit_calibrator(
         if name in (settings or {}):
             raise ConfigError(f"{name} must not be a setting here; {instead}.")
     blank = make_calibrator(method, activation=activation, **settings or {})  # refuses wrong settings before any work
-    if blank.spatial and options.ignore is not None:
+    if blank.spatial and meant.ignore_index is not None:
         raise ConfigError(
-            f"voxels must not be left out, as those of label {options.ignore}, where the calibrator looks at their "
+            f"voxels must not be left out, as those of label {meant.ignore_index}, where the calibrator looks at their "
             f"neighbours; fit {method} without dilations."
         )
-    groups = _folds([files.name for files in pairing.cases], patients, folds, check_seed(seed))
+    groups = make_folds([files.name for files in pairing.cases], patients, folds, check_seed(seed))
     out = Path(out)
     if out.is_dir():
         raise ConfigError(f"--out must be a file, as calibrator.json; {out} is a folder.")
     make_folder(out.parent)
     with locked(out.with_name(f".{out.name}.lock"), out):
         steps = _Steps(progress, len(pairing.cases) * (2 if groups else 1) + FIT_STEPS * (len(groups) + 1))
-        return _fit(blank, options, pairing, groups, out, steps, say)
+        parts = _Parts(out.with_name(f".{out.name}.parts"))
+        fitted = _fit(blank, meant, pairing, groups, out, parts, steps, say)
+        parts.remove()
+        return fitted
 
 
 def _channels(cases: Sequence[CaseFiles]) -> int:
@@ -151,29 +139,30 @@ def _fit(
     pairing: Pairing,
     groups: list[list[str]],
     out: Path,
+    parts: _Parts,
     steps: _Steps,
     say: Callable[[str], None],
 ) -> Fitted:
     """Measure all cases, fit without each group and measure it again, fit to all, and write that."""
 
     def measured(number: int, files: CaseFiles, sums: CaseSums, seconds: float) -> None:
-        if number == min(2, len(pairing.cases)):  # the first one may have waited for compilers
+        if number == min(2, len(pairing.cases)) and not parts.resumed:  # the first one may have waited for compilers
             about = _about_seconds(blank, files, sums, options, seconds, len(pairing.cases), len(groups))
             fits = counted(len(groups) + 1, "fit")
             say(f"this takes roughly {duration(about)}: {fits} to {counted(len(pairing.cases), 'case')}")
 
-    before, doubts, failures = _measured(pairing.cases, options, steps, measured)
+    before, doubts, failures = _measured(pairing.cases, options, parts, steps, measured)
     if not before:
         raise ConfigError(f"there must be cases to fit a calibrator on; {failures[0].case}: {failures[0].message}")
     cases = {name: FolderCase(files, options) for files in pairing.cases if (name := files.name) in before}
-    fits = _Fits(blank, cases, steps)
+    fits = _Fits(blank, cases, parts, steps)
     after: dict[str, CaseSums] = {}
     for number, group in enumerate(groups):
         held_out = [name for name in group if name in cases]
         calibrator = fits.without(held_out, f"fitting without part {number + 1} of {len(groups)}")
         for name in held_out:
             steps.next(f"measuring {name}")
-            after[name] = measure_case(cases[name].files, options, calibrator=calibrator).sums
+            after[name] = parts.measure(cases[name].files, options, calibrator).sums
     calibrator = fits.without((), "fitting to all cases")
     if (picture := picture_beside(out)) != out:
         picture.unlink(missing_ok=True)  # of the calibrator that was here
@@ -194,6 +183,36 @@ def _fit(
 def picture_beside(out: Path) -> Path:
     """Where the diagram of a calibrator is drawn."""
     return out.with_suffix(".png")
+
+
+class _Parts:
+    """What an interrupted fit has done, named by keys, in a folder beside the calibrator; it goes at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.resumed = folder, folder.exists()
+        make_folder(folder)
+
+    def measure(self, files: CaseFiles, options: Options, calibrator: Calibrator | None = None) -> Measured:
+        """The sums of a case, and what is doubtful about it."""
+        mark = None if calibrator is None else calibrator.fingerprint
+        path = self.folder / f"{key_of(case_key(files, options), mark)}.npz"
+        if not CaseSums.are_in(path, options):
+            sums, doubts = measure_case(files, options, calibrator=calibrator)
+            sums.save(path, files.name, (), doubts=doubts)
+            return Measured(sums, doubts)
+        return Measured(CaseSums.load(path)[0], tuple(CaseSums.doubts_in(path)))
+
+    def fitted(self, key: str, fit: Callable[[], Calibrator]) -> Calibrator:
+        """The calibrator of this key."""
+        path = self.folder / f"{key}.json"
+        with suppress(SegcalError, OSError):
+            return load_calibrator(path)
+        calibrator = fit()
+        calibrator.save(path)
+        return calibrator
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class _Steps:
@@ -244,12 +263,16 @@ class _Watched:
 class _Fits:
     """Fits to some of the cases; voxels to begin from are drawn once for all of them."""
 
-    def __init__(self, blank: Calibrator, cases: Mapping[str, FolderCase], steps: _Steps) -> None:
-        self.blank, self.cases, self.steps = blank, cases, steps
-        self.sample: Sample | None = None
-        if isinstance(blank, _BEGIN_FROM_A_DRAW) and blank.settings().get("protocol") != "one-epoch":
-            watched = _Watched(list(cases.values()), lambda share, more: steps.tell(f"drawing voxels, {more}"))
-            self.sample = blank.draw(watched)
+    def __init__(self, blank: Calibrator, cases: Mapping[str, FolderCase], parts: _Parts, steps: _Steps) -> None:
+        self.blank, self.cases, self.parts, self.steps = blank, cases, parts, steps
+        self.keys = {name: case_key(case.files, case.options) for name, case in cases.items()}
+
+    @cached_property
+    def sample(self) -> Sample | None:
+        if not isinstance(self.blank, _BEGIN_FROM_A_DRAW) or self.blank.settings().get("protocol") == "one-epoch":
+            return None
+        tell = self.steps.tell
+        return self.blank.draw(_Watched(list(self.cases.values()), lambda share, more: tell(f"drawing voxels, {more}")))
 
     def without(self, held_out: Iterable[str], text: str) -> Calibrator:
         """A calibrator fitted to the other cases."""
@@ -259,20 +282,28 @@ class _Fits:
             raise ConfigError(
                 "cross-validation needs readable cases of at least 2 patients; those of the others failed."
             )
-        calibrator = make_calibrator(self.blank.method, **self.blank.settings())
-        calibrator.inputs = "logits" if self.cases[names[0]].options.logits else "probabilities"
+        fitted_on = [self.keys[names[i]] for i in rest]
+        key = key_of(__version__, self.blank.method, self.blank.settings(), list(self.keys.values()), fitted_on)
         with self.steps.fit(text) as tell:
-            stream = _Watched([self.cases[names[i]] for i in rest], tell)
-            if isinstance(calibrator, _BEGIN_FROM_A_DRAW) and self.sample is not None:
-                return calibrator.fit(stream, sample=self.sample.select(rest))
-            if isinstance(calibrator, LocalTemperature):
-                return calibrator.fit(stream, progress=lambda share: tell((1 + share) / 2, f"{share:.0%} of training"))
-            return calibrator.fit(stream)
+            return self.parts.fitted(key, lambda: self._fit(rest, tell))
+
+    def _fit(self, places: Sequence[int], tell: Callable[[float, str], None]) -> Calibrator:
+        """A new calibrator fitted to the cases at these places."""
+        cases = list(self.cases.values())
+        calibrator = make_calibrator(self.blank.method, **self.blank.settings())
+        calibrator.inputs = "logits" if cases[0].options.logits else "probabilities"
+        stream = _Watched([cases[i] for i in places], tell)
+        if isinstance(calibrator, _BEGIN_FROM_A_DRAW) and self.sample is not None:
+            return calibrator.fit(stream, sample=self.sample.select(places))
+        if isinstance(calibrator, LocalTemperature):
+            return calibrator.fit(stream, progress=lambda share: tell((1 + share) / 2, f"{share:.0%} of training"))
+        return calibrator.fit(stream)
 
 
 def _measured(
     cases: Sequence[CaseFiles],
     options: Options,
+    parts: _Parts,
     steps: _Steps,
     tell: Callable[[int, CaseFiles, CaseSums, float], None],
 ) -> tuple[dict[str, CaseSums], dict[str, tuple[str, ...]], list[Failure]]:
@@ -285,7 +316,7 @@ def _measured(
         steps.next(f"measuring {files.name}")
         start = time.perf_counter()
         try:
-            sums[files.name], doubts[files.name] = measure_case(files, options)
+            sums[files.name], doubts[files.name] = parts.measure(files, options)
         except SegcalError as error:
             failures.append(Failure(files.name, type(error).__name__, str(error)))
         else:
@@ -305,108 +336,3 @@ def _about_seconds(
     one = fit_seconds(blank, pass_s, classes=classes, shape=shape, unsure=unsure)
     checked = (APPLIED * pass_s + (folds - 1) * one) if folds else 0  # a fit without a part is to fewer cases
     return pass_s + checked + one
-
-
-def _folds(names: Sequence[str], rule: str | None, folds: int | None, seed: int) -> list[list[str]]:
-    """Cases that are held out together, those of a patient always; nothing where no check is wanted."""
-    if folds == 0:
-        return []
-    patients = patients_of(names, rule)
-    who = set(patients)
-    number = min(FOLDS, len(who)) if folds is None else folds
-    if not 2 <= number <= len(who):
-        asked = "" if folds is None else f" and {counted(folds, 'fold')}"
-        raise ConfigError(
-            f"cross-validation needs 2 patients at least, and not more folds than patients; got "
-            f"{counted(len(who), 'patient')}{asked}. Add cases, or fit without the check: folds 0."
-        )
-    return patient_folds(names, patients, number, seed)
-
-
-def patient_folds(names: Sequence[str], patients: Sequence[str], number: int, seed: int) -> list[list[str]]:
-    """The cases in so many parts, those of a patient in one; alike for the same names."""
-    who = sorted(set(patients))
-    random.Random(seed).shuffle(who)
-    fold_of = {patient: place % number for place, patient in enumerate(who)}
-    groups: list[list[str]] = [[] for _ in range(number)]
-    for name, patient in zip(names, patients, strict=True):
-        groups[fold_of[patient]].append(name)
-    return groups
-
-
-def same_decisions(before: Evaluation, after: Evaluation) -> bool:
-    """Whether the counts of all cases tell of no voxel that was decided otherwise.
-
-    Even a calibrator that keeps the most probable class may decide otherwise about a region that is a sum of classes,
-    which is predicted where the sum is at least 1/2.
-    """
-    pairs = ((before.overlap.predicted, after.overlap.predicted), (before.overlap.both, after.overlap.both))
-    return all(torch.equal(old, new) for old, new in pairs)
-
-
-def reliability_before_and_after(before: Evaluation, after: Evaluation, *, patients: str | None = None) -> Figure:
-    """Reliability diagrams of every class: as it was above, calibrated below; of more than four, side by side."""
-    from segcal.evaluation.diagrams import reliability
-    from segcal.plots.colors import BLUE
-    from segcal.plots.reliability import reliability_grid
-    from segcal.plots.style import PAGE_IN, default_settings, new_figure
-
-    who = patients_of(before.cases, patients)
-    shown = {"before": before.foreground(), "calibrated": after.foreground()}
-    names = shown["before"].classes
-    order = [(when, i) for when in shown for i in range(len(names))]
-    if len(names) > 4:
-        order.sort(key=lambda pair: pair[1])
-    diagrams = {
-        f"{names[i]}, {when}": reliability(shown[when].binned.select(classes=[i]), patients=who) for when, i in order
-    }
-    columns = min(len(names), 4)
-    with default_settings():
-        rows = -(-len(diagrams) // columns)
-        figure = new_figure(PAGE_IN, 0.45 + rows * 2.6 * 4 / (columns + 1))
-        reliability_grid(figure, diagrams, columns=columns, colour=BLUE)
-    return figure
-
-
-def apply_calibrator(
-    calibrator: str | os.PathLike[str] | Calibrator,
-    predictions: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    logits: bool = False,
-    nifti: bool = False,
-    progress: Progress = lambda done, total, text: None,
-) -> Maps:
-    """Write calibrated maps of all predictions in a folder, in their own format and on their own grid.
-
-    Logits become logits, probabilities probabilities. `nifti`: arrays, as the .npz files of nnU-Net, become NIfTI
-    images in the place of the label map beside them. Maps that are there already, of the same file and calibrator,
-    stay; a case that fails does not stop the others. Files beside the predictions that name classes are copied.
-    """
-    fitted = calibrator if isinstance(calibrator, Calibrator) else load_calibrator(calibrator)
-    options = Options(logits=logits, sigmoid=fitted.activation == "sigmoid")
-    check_fits(fitted, options)
-    source, out = Path(predictions), Path(out)
-    root = source if source.is_dir() else source.parent
-    stay_outside(out, source, "predictions")
-    found = find_predictions(source, classes=fitted.classes)
-    mark = fitted.fingerprint
-
-    def job(files: PredictionFiles) -> MapJob:
-        def make() -> None:
-            prediction = open_prediction(files, classes=fitted.classes)
-            orientation = orientation_of(prediction.grid.affine)
-            most_voxels = None if fitted.spatial else slab_voxels(prediction.classes)
-            watch = Watch(logits=logits, overlapping=options.sigmoid)
-
-            def change(values: NDArray[Any]) -> NDArray[Any]:
-                watch.see(values.reshape(len(values), -1))
-                return calibrated(fitted, values, options, orientation)
-
-            prediction.rewrite(change, out, root, nifti=nifti, most_voxels=most_voxels)
-
-        key = repr((mark, logits, [stamp(path) for path in files.predictions]))
-        return MapJob(files.name, key, [out / place for place in places(files, root, nifti=nifti)], make)
-
-    jobs = [job(files) for files in found]
-    return make_maps(out, "calibrated.json", jobs, progress, begin=lambda: copy_description(root, out))

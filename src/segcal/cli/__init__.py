@@ -1,30 +1,6 @@
 """The command line: thin verbs, each over one public function; heavy imports wait inside them."""
 
-from __future__ import annotations
+from segcal.cli import calibrating, learning, measuring, studying  # noqa: F401  the verbs
+from segcal.cli.app import app
 
-from typing import Annotated
-
-import typer
-
-from segcal.cli.orderly import Verbs
-
-app = typer.Typer(
-    cls=Verbs,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Makes the probabilities of medical image segmentation networks mean what they say.",
-)
-
-
-@app.callback(invoke_without_command=True)
-def main(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
-    if version:
-        from segcal import __version__
-
-        print(__version__)
-        raise typer.Exit
-
-
-from segcal.cli import calibrating, learning, measuring, studying  # noqa: E402, F401  the verbs, which need `app`
+__all__ = ["app"]

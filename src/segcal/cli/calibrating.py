@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from segcal._io.words import counted
-from segcal.cli import app
-from segcal.cli.measuring import Classes, Ignore, Regions, Sigmoid, StrictGrid
+from segcal.cli.app import app
+from segcal.cli.measuring import ClassNames, IgnoreIndex, Regions, Sigmoid, StrictGrid, read_options
 from segcal.cli.orderly import Verb, Verbs
 from segcal.cli.shown import (
     print_json,
@@ -50,8 +50,8 @@ def fit(
     logits: Logits = False,
     sigmoid: Sigmoid = False,
     regions: Regions = None,
-    ignore: Ignore = None,
-    classes: Classes = None,
+    ignore_index: IgnoreIndex = None,
+    class_names: ClassNames = None,
     strict_grid: StrictGrid = False,
     setting: Annotated[
         list[str] | None,
@@ -72,13 +72,14 @@ def fit(
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON instead of tables.")] = False,
 ) -> None:
     """Fit a calibrator, and show on held-out cases what it does: tables, tests, and a diagram beside the file."""
-    with refusing(stopped=f"Nothing was written to {out}."):
+    with refusing(stopped=f"What is done is kept beside {out}: the same command goes on from there."):
+        from segcal._io.parsing import parse_setting
         from segcal.calibration.fitting import fit_calibrator
 
         with progress_bar("steps") as advance:
             fitted = fit_calibrator(
-                predictions, labels, out, method=method, settings=_settings(setting or ()), logits=logits,
-                sigmoid=sigmoid, regions=regions, classes=classes, ignore=ignore, strict_grid=strict_grid,
+                predictions, labels, out, method=method, settings=dict(map(parse_setting, setting or ())),
+                options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
                 bins=bins, folds=folds, patients=patients, seed=seed, progress=advance, say=say,
             )  # fmt: skip
     with refusing(stopped=f"The calibrator is {out}."):
@@ -91,10 +92,12 @@ def fit(
 
 
 def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | None, as_json: bool) -> None:
-    from segcal.calibration.fitting import picture_beside, reliability_before_and_after, same_decisions
+    from segcal.calibration.effect import reliability_before_and_after, same_decisions
+    from segcal.calibration.fitting import picture_beside
     from segcal.comparison.comparison import compare
-    from segcal.comparison.tables import ALL_CLASSES, LAYOUTS, make_table, notes, to_json
+    from segcal.comparison.tables import LAYOUTS, make_table, notes, to_json
     from segcal.evaluation.calibrated import LEAST
+    from segcal.evaluation.tables import ALL_CLASSES
     from segcal.plots import save_figure
     from segcal.report import build_report
 
@@ -148,23 +151,6 @@ def _show_fit(fitted: Fitted) -> None:
         say(f"note: {note}")
 
 
-def _settings(pairs: list[str] | tuple[()]) -> dict[str, Any]:
-    """key=value as settings; values are JSON where they can be, words otherwise."""
-    from segcal._io.parsing import parse_json
-    from segcal.errors import ConfigError
-
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"a setting must read key=value, as objective=ace; got {pair!r}.")
-        try:
-            settings[key] = parse_json(value)
-        except ValueError:
-            settings[key] = value
-    return settings
-
-
 @calibrate.command(cls=Verb)
 def apply(
     calibrator: Annotated[Path, typer.Argument(help="A calibrator that `calibrate fit` wrote.")],
@@ -179,10 +165,12 @@ def apply(
 ) -> None:
     """Write calibrated maps, each in the format and on the grid of the one it was made from."""
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
-        from segcal.calibration.fitting import apply_calibrator
+        from segcal.calibration.applying import apply_calibrator
+        from segcal.evaluation.options import ReadOptions
 
         with progress_bar("cases") as advance:
-            applied = apply_calibrator(calibrator, predictions, out, logits=logits, nifti=nifti, progress=advance)
+            options = ReadOptions(logits=logits)
+            applied = apply_calibrator(calibrator, predictions, out, options=options, nifti=nifti, progress=advance)
     show_failures(applied.failures)
     say_maps(applied, out)
     if applied.failures:

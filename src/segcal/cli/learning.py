@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal._io.words import counted
-from segcal.cli import app
+from segcal.cli.app import app
 from segcal.cli.measuring import Dask, StrictGrid, dask_cluster
 from segcal.cli.orderly import Verb, Verbs
 from segcal.cli.shown import print_json, progress_bar, refusing, say, say_maps, show_failures, show_tables
@@ -172,7 +172,7 @@ def predict(
         with progress_bar("cases") as advance:
             if evaluate:
                 outcome = runs.evaluate_run(
-                    found, out, side=side or "test", calibrator=fitted, spread=dask_cluster(dask), progress=advance
+                    found, out, side=side or "test", calibrator=fitted, executor=dask_cluster(dask), progress=advance
                 )
             else:
                 cases = None if images is None else runs.image_cases(images, len(found.dataset.channels))
@@ -227,7 +227,8 @@ def demo(
 
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
         from segcal.cli.studying import watching
-        from segcal.comparison.tables import ALL_CLASSES, LAYOUTS, make_table, notes, to_json
+        from segcal.comparison.tables import LAYOUTS, make_table, notes, to_json
+        from segcal.evaluation.tables import ALL_CLASSES
         from segcal.study import demo as job
         from segcal.study import do_runs
 

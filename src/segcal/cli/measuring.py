@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal._io.words import counted
-from segcal.cli import app
+from segcal.cli.app import app
 from segcal.cli.orderly import Verb
 from segcal.cli.shown import (
     print_json,
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from segcal.adapters.dask import DaskCluster
     from segcal.comparison.comparison import Comparison
     from segcal.evaluation.evaluation import Evaluation
-    from segcal.evaluation.results import Outcome
+    from segcal.evaluation.options import ReadOptions
+    from segcal.evaluation.outcome import Outcome
 
 COMPARISON = ("comparison.csv", "comparison.md", "comparison.tex")
 SLICE = ", slice of the largest disagreement"
@@ -51,8 +52,8 @@ Regions = Annotated[
     ),
 ]
 Sigmoid = Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")]
-Ignore = Annotated[int | None, typer.Option(help="Leave out voxels with this label, as 255.")]
-Classes = Annotated[
+IgnoreIndex = Annotated[int | None, typer.Option(help="Leave out voxels with this label, as 255.")]
+ClassNames = Annotated[
     str | None,
     typer.Option(
         help="Names: a,b,c, one for every label from 0 on, so that the background comes first (of a single channel: "
@@ -65,6 +66,22 @@ StrictGrid = Annotated[
 Dask = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Spread the cases over this Dask cluster, as tcp://HOST:8786.")
 ]
+
+
+def read_options(
+    logits: bool, sigmoid: bool, ignore_index: int | None, class_names: str | None, regions: str | None, strict: bool
+) -> ReadOptions:
+    """The options that verbs share, as one object."""
+    from segcal.evaluation.options import ReadOptions
+
+    return ReadOptions(
+        logits=logits,
+        sigmoid=sigmoid,
+        ignore_index=ignore_index,
+        class_names=class_names,
+        regions=regions,
+        strict_grid=strict,
+    )
 
 
 def dask_cluster(address: str | None, *, gpus: bool = False) -> DaskCluster | None:
@@ -91,8 +108,8 @@ def evaluate(
     ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
     sigmoid: Sigmoid = False,
-    ignore: Ignore = None,
-    classes: Classes = None,
+    ignore_index: IgnoreIndex = None,
+    class_names: ClassNames = None,
     strict_grid: StrictGrid = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")] = False,
 ) -> None:
@@ -105,17 +122,12 @@ def evaluate(
             predictions,
             labels,
             out,
+            options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
             bins=bins,
-            regions=regions,
-            classes=classes,
             background=background,
-            logits=logits,
-            sigmoid=sigmoid,
-            ignore=ignore,
             calibrator=calibrator,
-            strict_grid=strict_grid,
             workers=workers,
-            spread=dask_cluster(dask),
+            executor=dask_cluster(dask),
             progress=advance,
         )
     show_outcome(outcome, out, background=background, as_json=as_json)
@@ -126,12 +138,12 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
     show_unpaired(outcome.pairing)
     show_failures(outcome.failures)
     show_notes(outcome.notes)
-    if outcome.evaluation is not None:
+    if outcome.measured is not None:
         if as_json:
             print_json((out / "summary.json").read_text(encoding="utf-8"))
         else:
-            _show_summary(outcome.evaluation if background else outcome.evaluation.foreground())
-    number = len(outcome.evaluation.cases) if outcome.evaluation is not None else 0
+            _show_summary(outcome.measured if background else outcome.measured.foreground())
+    number = len(outcome.measured.cases) if outcome.measured is not None else 0
     say(f"{counted(number, 'case')} evaluated, {len(outcome.failures)} failed; results are in {out}")
     if outcome.failures:
         raise typer.Exit(1)
@@ -140,7 +152,8 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
 def _show_summary(evaluation: Evaluation) -> None:
     """The summary, and how much of its ACE chance alone would show."""
     from segcal.comparison.comparison import floors
-    from segcal.comparison.tables import ALL_CLASSES, FLOOR_NOTE, SCORE_NOTE, summary_table
+    from segcal.comparison.tables import FLOOR_NOTE, SCORE_NOTE
+    from segcal.evaluation.tables import ALL_CLASSES, summary_table
 
     several = len(evaluation.classes) > 1
     labels = (*evaluation.classes, None) if several else evaluation.classes

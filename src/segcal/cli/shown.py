@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    from segcal.comparison.tables import Table
-    from segcal.evaluation.results import Failure, Maps, Note
+    from segcal._io.jobs import Failure, Maps
+    from segcal.evaluation.outcome import Note
+    from segcal.evaluation.tables import Table
     from segcal.volumes import Pairing
 
 
@@ -49,7 +50,7 @@ def _console(**options: Any) -> Console:
 
 def show_tables(tables: Iterable[Table | RichTable], sentences: Iterable[str]) -> None:
     """Tables, and below them sentences as they are, on stdout."""
-    from segcal.comparison.tables import Table, to_terminal
+    from segcal.evaluation.tables import Table, to_terminal
 
     console = stdout()
     for table in tables:

@@ -13,7 +13,7 @@ import typer
 
 from segcal._io import ending
 from segcal._io.words import counted
-from segcal.cli import app
+from segcal.cli.app import app
 from segcal.cli.measuring import dask_cluster
 from segcal.cli.orderly import Verb, Verbs
 from segcal.cli.shown import refusing, say, show_tables, stderr
@@ -90,7 +90,7 @@ def run(
         _say_missing(shop.plan)
         with watching(shop) as tell:
             cluster = dask_cluster(dask, gpus=True)
-            do_runs(shop, only=only or names, jobs=jobs or 1, spread=cluster, wait=not only, say=tell)
+            do_runs(shop, only=only or names, jobs=jobs or 1, executor=cluster, wait=not only, say=tell)
         if only:
             done = all(shop.is_done(shop.plan.runs[name]) for name in only)
         else:

@@ -8,15 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from segcal._io.words import counted
+from segcal.comparison.entry import Entry
 from segcal.comparison.matching import flat, match
 from segcal.errors import ConfigError, one_of
-from segcal.evaluation.evaluation import Evaluation, Label, scope_of
+from segcal.evaluation.columns import IN_POINTS, Label, scope_of
+from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import (
     FEWEST_PATIENTS,
     calibrated_draws,
@@ -37,61 +39,10 @@ from segcal.metrics import ERRORS, micro
 from segcal.statistics import BinStatistics
 
 Key = tuple[str, Label, str]  # average, label, metric
-HIGHER_IS_BETTER = frozenset({"dice"})
-TWO_SIDED = frozenset({"signed_gap"})  # neither high nor low is better
-IN_POINTS = frozenset({"dice", "signed_gap"})  # changes are differences, not shares of the baseline's value
+
+
 SWAPS_PER_RESAMPLE = 5  # so that Holm's correction over 60 tests leaves ** within reach
 TOGETHER = 500  # swaps at a time, to bound memory
-
-
-class Entry(NamedTuple):
-    """One number of one method, and how it compares with the baseline's."""
-
-    method: str
-    cases: str
-    """"all", or "complete": those with every class present."""
-    average: str
-    """"macro", "micro paper" or "micro pooled"."""
-    scope: str
-    """"class", or of all classes: "mean", "joint" or "top label" (see `segcal.evaluation.evaluation.scope_of`)."""
-    label: Label
-    """The class; None: all of them."""
-    metric: str
-    value: float
-    std: float
-    """Over cases; NaN for micro averages, which are one number."""
-    number: int
-    """Cases that have a value."""
-    seeds: int
-    """Evaluations of the method. Of several, the other fields are of means over them."""
-    seed_std: float
-    """Over seeds, of the value that each has by itself; NaN for one."""
-    low: float
-    high: float
-    """Bootstrap interval over patients; NaN below 5 of them."""
-    floor: float
-    """What a perfectly calibrated model would show by chance, voxels taken as independent: the real one is higher.
-
-    NaN but for errors, and for the paper's micro average, in which more than chance tells confidence and frequency
-    apart.
-    """
-    change: float
-    """Relative to the baseline: -0.12 is 12 % lower; of Dice and signed gap the difference, -0.01 is a point less.
-
-    NaN for the baseline itself, as all that follows.
-    """
-    difference_low: float
-    difference_high: float
-    """Bootstrap interval over patients of the difference from the baseline."""
-    p_t: float
-    p_wilcoxon: float
-    """Paired tests over patients; macro only. NaN below 5 patients, as all p."""
-    p_permutation: float
-    """The share of ways to swap the two methods, patient by patient, that differ as much; micro only."""
-    p: float
-    """Of the test that was chosen (of the permutation for micro averages), corrected if that was asked for."""
-    stars: str
-    """* p < 0.05, ** p < 0.01."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +87,8 @@ class Comparison:
         """Its tables over classes, and what must be known to read them, in a notebook."""
         from html import escape
 
-        from segcal.comparison.tables import comparison_tables, notes, to_html
+        from segcal.comparison.tables import comparison_tables, notes
+        from segcal.evaluation.tables import to_html
 
         tables = [table for table in comparison_tables(self) if table.names == 1 or len(self.classes) == 1]
         return "".join(map(to_html, tables)) + "".join(f"<p>{escape(note)}</p>" for note in notes(self))

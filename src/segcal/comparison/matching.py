@@ -53,7 +53,7 @@ def match(
         if set(part.classes) != set(first.classes):
             raise ConfigError(
                 f"evaluations must have the same classes; {baseline} has {', '.join(first.classes)}, "
-                f"{name} has {', '.join(part.classes)}. If they mean the same, evaluate with the same --classes."
+                f"{name} has {', '.join(part.classes)}. If they mean the same, evaluate with the same --class-names."
             )
         if part.bins != first.bins:
             raise ConfigError(

@@ -15,7 +15,8 @@ from torch import Tensor
 from segcal.calibrators import Calibrator, load_calibrator
 from segcal.calibrators.calibrator import Activation, keep_decisions
 from segcal.errors import ConfigError, FileError
-from segcal.evaluation.measure import Options, counted_voxels, not_probabilities, places_of, regions_of, slab_voxels
+from segcal.evaluation.options import Options, slab_voxels
+from segcal.evaluation.voxels import counted_voxels, not_probabilities, places_of, regions_of
 from segcal.volumes import Case, CaseFiles, open_case
 from segcal.volumes.arrays import read_array
 from segcal.volumes.cases import PROBABILITY_KEYS

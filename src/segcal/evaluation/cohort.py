@@ -7,39 +7,42 @@ Workers are processes of their own that do without torch.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
-import segcal
+from segcal import __version__
 from segcal._io.ending import import_whole
-from segcal._io.files import WriteError, stay_outside
-from segcal._io.pool import LocalPool, Spread, own_threads
-from segcal.errors import ConfigError, SegcalError
-from segcal.evaluation.measure import CaseSums, Options, measure_case, stamp, unchanged
-from segcal.evaluation.naming import check_names, read_naming
-from segcal.evaluation.results import (
+from segcal._io.files import stay_outside
+from segcal._io.jobs import (
+    Executor,
     Failure,
-    Outcome,
-    crashed,
-    gather_notes,
+    Job,
+    Pool,
+    do_jobs,
     keep_only,
+    key_of,
     open_parts,
-    outcome_of,
-    stack_cases,
-    write_results,
+    stamp,
+    threads_of,
+    unchanged,
 )
+from segcal.errors import ConfigError
+from segcal.evaluation.measure import measure_case
+from segcal.evaluation.naming import check_names, read_naming
+from segcal.evaluation.options import Options, ReadOptions
+from segcal.evaluation.outcome import Outcome, gather_notes, outcome_of
+from segcal.evaluation.results import stack_cases, write_results
+from segcal.evaluation.sums import CaseSums
 from segcal.volumes import CaseFiles, Pairing, pair_cases
 from segcal.volumes.mismatch import why_nothing_pairs
 
-if TYPE_CHECKING:
-    from segcal.evaluation.evaluation import Evaluation
+Progress = Callable[[int, int], None]
 
 
 def evaluate(
@@ -47,74 +50,85 @@ def evaluate(
     labels: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    options: ReadOptions | None = None,
     bins: int = 20,
-    regions: str | None = None,
-    classes: str | None = None,
     background: bool = False,
-    logits: bool = False,
-    sigmoid: bool = False,
-    ignore: int | None = None,
     calibrator: str | os.PathLike[str] | None = None,
-    strict_grid: bool = False,
     workers: int = 1,
-    spread: Spread | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    executor: Executor | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Outcome:
     """Evaluate every case that both folders have, and write the results to `out`.
 
     Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv, in the place of those
     that are there; where no case could be measured, failures.csv alone. A case that cannot be read or makes no sense
-    is a failure with a sentence; it does not stop the others. A `calibrator` is a file of one: predictions are
-    measured as it makes them, and no map is stored. Voxels labelled `ignore` are left out, if not given those of the
-    label that nnU-Net's dataset.json names so.
-    `strict_grid` makes failures of cases whose headers leave open where their voxels lie; otherwise a note tells them.
-    Cases are measured by so many `workers`, or by what does them elsewhere, as `segcal.adapters.dask.DaskCluster`.
+    is a failure with a sentence; it does not stop the others. Interrupted and called again, it goes on.
+
+    Args:
+        predictions: Folder of probability maps, or one file: NIfTI, .npy, or .npz as nnU-Net writes it.
+        labels: Folder of label maps, or one file. Files belong together by their names.
+        out: Folder for the results. It must lie outside of the other two.
+        options: How to read the predictions: logits, overlapping classes, names, regions, the label to ignore.
+        bins: Bins of the calibration errors that are reported.
+        background: Report the background class, too.
+        calibrator: File of a calibrator. Predictions are measured as it makes them; no map is stored.
+        workers: Processes, each with one case at a time.
+        executor: Measures cases elsewhere, in place of the workers, as `segcal.adapters.dask.DaskCluster`.
+        progress: Called with the number of cases that are done, and of all.
+
+    Returns:
+        The evaluation, the cases that failed, the files without a partner, and notes.
+
+    Raises:
+        ConfigError: Options contradict each other or the files, or no prediction has a label map.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> from pathlib import Path
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "maps").mkdir(), (folder / "labels").mkdir()
+        (None, None)
+        >>> np.save(folder / "maps" / "case_1.npy", np.full((2, 4, 4, 4), 0.5, np.float32))  # class, x, y, z
+        >>> np.save(folder / "labels" / "case_1.npy", np.zeros((4, 4, 4), np.uint8))
+        >>> evaluate(folder / "maps", folder / "labels", folder / "results").evaluation
+        Evaluation(1 case; class 0, class 1; 20 bins)
     """
-    if workers < 1:
-        raise ConfigError(f"workers must be at least 1; got {workers}.")
+    pool = Pool(workers, meanwhile=partial(import_whole, "segcal.evaluation.evaluation"))  # brings torch, in seconds
     out = Path(out)
     for source, what in ((predictions, "predictions"), (labels, "labels")):
         stay_outside(out, Path(source), what)
-    options, pairing = open_cohort(
-        predictions, labels, bins=bins, regions=regions, classes=classes, background=background, logits=logits,
-        sigmoid=sigmoid, ignore=ignore, calibrator=calibrator, strict_grid=strict_grid,
-    )  # fmt: skip
-    with open_parts(out) as parts:
-        done, failures = _run(pairing.cases, options, parts, workers, spread, progress)
-        evaluation, strangers = _assemble(pairing.cases, done, options)
-        measured = () if evaluation is None else evaluation.cases
-        notes = gather_notes({name: CaseSums.doubts_in(done[name]) for name in measured})
-        outcome = outcome_of(evaluation, failures + strangers, pairing, notes)
-        write_results(outcome, options, out)
-        keep_only(parts, done.values())
-    return outcome
+    meant, pairing = open_cohort(
+        predictions, labels, options or ReadOptions(), bins=bins, background=background, calibrator=calibrator
+    )
+    threads = threads_of(workers) if executor is None else 1  # elsewhere a process may do several cases at a time
+    cases = [
+        CaseJob(
+            files.name,
+            case_key(files, meant),
+            _measure_files,
+            (files if executor is None else _absolute(files), meant, threads),
+        )
+        for files in pairing.cases
+    ]
+    return measure_cohort(cases, meant, out, executor=executor or pool, pairing=pairing, progress=progress)
 
 
 def open_cohort(
     predictions: str | os.PathLike[str],
     labels: str | os.PathLike[str],
+    reading: ReadOptions,
     *,
-    bins: int = 20,
-    regions: str | None = None,
-    classes: str | None = None,
+    bins: int,
     background: bool = False,
-    logits: bool = False,
-    sigmoid: bool = False,
-    ignore: int | None = None,
     calibrator: str | os.PathLike[str] | None = None,
-    strict_grid: bool = False,
 ) -> tuple[Options, Pairing]:
     """How two folders are to be read, and which of their files belong together: at least one case.
 
     A label that nnU-Net's dataset.json names "ignore" is left out without being asked for.
     """
     predictions, labels = Path(predictions), Path(labels)
-    naming = read_naming(predictions, labels, classes, regions, sigmoid=sigmoid)
-    options = naming.into(
-        Options(
-            bins=bins, background=background, logits=logits, sigmoid=sigmoid, ignore=ignore, strict_grid=strict_grid
-        )
-    )
+    naming = read_naming(predictions, labels, reading)
+    options = naming.into(Options.of(reading, bins=bins, background=background))
     if calibrator is not None:
         from segcal.calibrators import load_calibrator
         from segcal.evaluation.calibrated import check_fits
@@ -130,95 +144,86 @@ def open_cohort(
     return options, pairing
 
 
-def _run(
-    cases: Sequence[CaseFiles],
+class CaseJob(NamedTuple):
+    """A case to measure: its name, the key of all that its sums depend on, and what measures it.
+
+    The function is called with the arguments, the name, and the path to save the sums to.
+    """
+
+    name: str
+    key: str
+    function: Callable[..., None]
+    arguments: tuple[Any, ...]
+
+
+def measure_cohort(
+    cases: Sequence[CaseJob],
     options: Options,
-    parts: Path,
-    workers: int,
-    spread: Spread | None,
-    progress: Callable[[int, int], None],
-) -> tuple[dict[str, Path], list[Failure]]:
-    """Evaluate what is not there yet; the file of each case that worked, and the failures."""
-    done: dict[str, Path] = {}
-    failures: list[Failure] = []
-    waiting: list[tuple[CaseFiles, Path]] = []
-    for files in cases:
-        path = parts / f"{_key(files, options)}.npz"
-        if CaseSums.are_in(path, options):
-            done[files.name] = path
-        else:
-            waiting.append((files, path))
-    with closing(_results(waiting, options, workers, spread)) as results:
-        for files, path, failure in results:
-            if failure is None:
-                done[files.name] = path
-            else:
-                failures.append(failure)
-            progress(len(done) + len(failures), len(cases))
-    return done, failures
+    out: Path,
+    *,
+    executor: Executor,
+    pairing: Pairing | None = None,
+    provenance: dict[str, Any] | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Outcome:
+    """Measure the cases that are not measured yet, and write the results of all to `out`."""
+    with open_parts(out) as parts:
+        paths = {case.name: (parts / f"{case.key}.npz").absolute() for case in cases}
+        waiting = [
+            Job(case.name, case.function, (*case.arguments, case.name, paths[case.name]))
+            for case in cases
+            if not CaseSums.are_in(paths[case.name], options)
+        ]
+        failures: dict[str, Failure] = {}
+        done = len(cases) - len(waiting)
+        with closing(do_jobs(waiting, executor)) as ended:
+            for job, failure in ended:
+                if failure is not None:
+                    failures[job.name] = failure
+                done += 1
+                progress(done, len(cases))
+        measured = {name: path for name, path in paths.items() if name not in failures}
+        strangers = _strangers(measured)
+        usual = [name for name in measured if name not in strangers]
+        evaluation = stack_cases(usual, lambda name: CaseSums.load(measured[name]), options) if usual else None
+        if evaluation is not None:
+            evaluation.provenance.update(provenance or {})
+        notes = gather_notes({name: CaseSums.doubts_in(measured[name]) for name in usual})
+        failed = [*failures.values(), *strangers.values()]
+        outcome = outcome_of(evaluation, failed, pairing or Pairing(()), notes)
+        write_results(outcome, options, out)
+        keep_only(parts, measured.values())
+    return outcome
 
 
-def _results(
-    waiting: list[tuple[CaseFiles, Path]], options: Options, workers: int, spread: Spread | None
-) -> Generator[tuple[CaseFiles, Path, Failure | None], None, None]:
-    """Each case with its failure, if it failed; `spread` does them where another folder may be the current one."""
-
-    def whole(files: CaseFiles) -> CaseFiles:
-        predictions = tuple(path.absolute() for path in files.predictions)
-        return replace(files, predictions=predictions, label=files.label.absolute())
-
-    if spread is None:  # the evaluation brings torch, which takes seconds: the workers read meanwhile
-        pool = LocalPool(workers, meanwhile=lambda: import_whole("segcal.evaluation.evaluation"))
-        results = pool(_measure_to, [(files, options, path) for files, path in waiting])
-    else:
-        jobs = [(whole(files), options, path.absolute()) for files, path in waiting]
-        results = spread(_measure_alone, jobs)
-    with closing(results):
-        for i, came in results:
-            yield *waiting[i], crashed(waiting[i][0].name) if isinstance(came, BaseException) else came
-
-
-def _measure_alone(files: CaseFiles, options: Options, path: Path) -> Failure | None:
-    """On one thread: a worker elsewhere may do several at a time."""
-    return _measure_to(files, options, path, threads=1)
-
-
-def _measure_to(files: CaseFiles, options: Options, path: Path, *, threads: int | None = None) -> Failure | None:
-    sources = (*files.predictions, files.label)
-    try:
-        with unchanged(sources):
-            sums, doubts = measure_case(files, options, threads=threads or own_threads())
-        sums.save(path, files.name, sources, doubts=doubts)
-    except WriteError:  # it would be the same for every case
-        raise
-    except SegcalError as error:
-        return Failure(files.name, type(error).__name__, str(error))
-    except (OSError, MemoryError) as error:
-        return Failure(files.name, type(error).__name__, f"reading or measuring this case failed: {error}.")
-    return None
-
-
-def _key(files: CaseFiles, options: Options) -> str:
-    """Names the result of a case: another file, or other options, give another key."""
-    stamps = [stamp(path) for path in (*files.predictions, files.label)]
-    meant = asdict(replace(options, calibrator=None))  # by its fingerprint, wherever it lies
-    content = json.dumps([segcal.__version__, files.name, stamps, meant], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def _assemble(
-    cases: Sequence[CaseFiles], done: dict[str, Path], options: Options
-) -> tuple[Evaluation | None, list[Failure]]:
-    """All cases that worked as one evaluation; those with another number of classes than most are failures."""
-    numbers = {files.name: CaseSums.classes_in(done[files.name]) for files in cases if files.name in done}
-    if not numbers:
-        return None, []
+def _strangers(measured: dict[str, Path]) -> dict[str, Failure]:
+    """Cases with another number of classes than most."""
+    numbers = {name: CaseSums.classes_in(path) for name, path in measured.items()}
     often = Counter(numbers.values())
-    usual = min(often, key=lambda n: (-often[n], n))
-    strangers = [
-        Failure(name, "ShapeError", f"has {number} classes where most cases have {usual}.")
+    usual = min(often, key=lambda n: (-often[n], n), default=0)
+    return {
+        name: Failure(name, "ShapeError", f"has {number} classes where most cases have {usual}.")
         for name, number in numbers.items()
         if number != usual
-    ]
-    names = [name for name, number in numbers.items() if number == usual]
-    return stack_cases(names, lambda name: CaseSums.load(done[name]), options), strangers
+    }
+
+
+def _absolute(files: CaseFiles) -> CaseFiles:
+    """Elsewhere, another folder may be the current one."""
+    predictions = tuple(path.absolute() for path in files.predictions)
+    return replace(files, predictions=predictions, label=files.label.absolute())
+
+
+def _measure_files(files: CaseFiles, options: Options, threads: int, name: str, path: Path) -> None:
+    sources = (*files.predictions, files.label)
+    with unchanged(sources):
+        sums, doubts = measure_case(files, options, threads=threads)
+    sums.save(path, name, sources, doubts=doubts)
+
+
+def case_key(files: CaseFiles, options: Options) -> str:
+    """Names the sums of a case: other files, or other options, give another key."""
+    stamps = [stamp(path) for path in (*files.predictions, files.label)]
+    return key_of(
+        __version__, files.name, stamps, asdict(replace(options, calibrator=None))
+    )  # by its fingerprint, wherever it lies

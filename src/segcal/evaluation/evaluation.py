@@ -20,6 +20,7 @@ from segcal._io.files import read_npz, write_npz, write_whole
 from segcal._io.words import counted
 from segcal.binning import Binning
 from segcal.errors import ConfigError, FileError, SegcalError, ShapeError, distinct
+from segcal.evaluation.columns import JOINT, Label, scope_of
 from segcal.metrics import ERRORS, ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
 from segcal.scores import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
 from segcal.statistics import SUMS, BinStatistics
@@ -28,21 +29,6 @@ FORMAT = "segcal evaluation 2"
 FIRST_FORMAT = "segcal evaluation 1"  # without joint scores; the log loss of a class was its part of the cross-entropy
 MICRO: tuple[Literal["paper", "pooled"], ...] = ("paper", "pooled")
 TOGETHER = 32  # cases whose metrics are computed at a time, to hold few copies of their fine bins
-JOINT = ("brier", "nll")  # over all classes: not a mean of theirs, but a score of the whole distribution
-
-Label = str | None
-"""A class; None is all classes, in the one way that a metric has for that (see `scope_of`)."""
-
-
-def scope_of(label: Label, metric: str) -> str:
-    """What a number is about: a "class", or all of them as their "mean", "joint" or by the "top label" of each voxel.
-
-    >>> scope_of("mean", "ace"), scope_of(None, "ace"), scope_of(None, "nll")
-    ('class', 'mean', 'joint')
-    """
-    if label is not None:
-        return "class"
-    return "joint" if metric in JOINT else "top label" if metric.startswith("top_label") else "mean"
 
 
 class Row(NamedTuple):
@@ -254,7 +240,7 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         """Its summary, in a notebook."""
-        from segcal.comparison.tables import summary_table, to_html
+        from segcal.evaluation.tables import summary_table, to_html
 
         return to_html(summary_table(self.foreground()))
 

@@ -7,16 +7,18 @@ left out.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard, cast
 
 from segcal._io.files import write_whole
 from segcal._io.parsing import parse_json
 from segcal.errors import ConfigError, SegcalError
 from segcal.evaluation.doubts import SAVE_PROBABILITIES
-from segcal.evaluation.measure import Options
+from segcal.evaluation.options import Options, ReadOptions
 from segcal.volumes import CaseFiles, count_channels
 from segcal.volumes.regions import (
     Regions,
@@ -43,7 +45,7 @@ class Naming:
     whole: bool = False
     regions: Regions | None = None
     values: tuple[int, ...] | None = None
-    ignore: int | None = None
+    ignore_index: int | None = None
 
     def into(self, options: Options) -> Options:
         """The options with all that is told here; what they ignore already counts."""
@@ -52,27 +54,49 @@ class Naming:
             regions=self.regions,
             values=self.values,
             class_names=tuple(sorted(self.names.items())) or None,
-            ignore=self.ignore if options.ignore is None else options.ignore,
+            ignore_index=self.ignore_index if options.ignore_index is None else options.ignore_index,
         )
 
 
-def read_naming(predictions: Path, labels: Path, classes: str | None, regions: str | None, *, sigmoid: bool) -> Naming:
+def read_naming(predictions: Path, labels: Path, options: ReadOptions) -> Naming:
     """What the options say, else the files beside predictions and labels, else nothing."""
     own = (predictions.parent if predictions.is_file() else predictions) / BESIDE_MAPS
-    if classes is None and regions is None and own.is_file():
+    if options.class_names is None and options.regions is None and own.is_file():
         return read_own(own)
-    described = _find_dataset_json(predictions, labels) if classes is None else classes
-    if classes is None and regions is None and described is not None and sigmoid and has_regions(described):
+    described = _find_dataset_json(predictions, labels) if options.class_names is None else None
+    if options.regions is None and described is not None and options.sigmoid and has_regions(described):
         raise ConfigError(f"{described} has regions, which --sigmoid predictions are of; add --regions {described}.")
-    told = None if regions is None else read_regions(regions)
-    if told is not None and told.members and classes is not None and is_list(classes):
-        raise ConfigError(f"with --regions, names must be those of the regions; leave out --classes {classes}.")
-    names = {} if described is None else read_class_names(described)
-    whole = classes is not None and is_list(classes)
-    ignored = [read_ignored(each) for each in (described, regions) if each and each.endswith((".json", ".toml"))]
-    ignore = next((value for value in ignored if value is not None), None)
-    naming = Naming(names, described or "", whole, told, ignore=ignore)
-    return naming if told is None or told.members else _of_values(naming, told.values or (), sigmoid=sigmoid)
+    return name_channels(options, described)
+
+
+def name_channels(options: ReadOptions, described: str | None = None) -> Naming:
+    """What the options say of classes and regions; names that they do not give are those of the dataset.json."""
+    given = options.class_names
+    told = None if options.regions is None else read_regions(options.regions)
+    listed = given is not None and is_list(given)
+    if told is not None and told.members and listed:
+        raise ConfigError(
+            f"with --regions, names must be those of the regions; leave out --class-names {_text(given)}."
+        )
+    source = described if given is None else given
+    names = {} if source is None else read_class_names(source)
+    files = [each for each in (source, options.regions) if _is_file(each)]
+    ignored = [value for each in files if (value := read_ignored(each)) is not None]
+    naming = Naming(names, _text(source), listed, told, ignore_index=next(iter(ignored), None))
+    if told is None or told.members:
+        return naming
+    return _of_values(naming, told.values or (), sigmoid=options.sigmoid)
+
+
+def _is_file(source: object) -> TypeGuard[str | os.PathLike[str]]:
+    return isinstance(source, str | os.PathLike) and os.fspath(source).endswith((".json", ".toml"))
+
+
+def _text(source: object) -> str:
+    """Where names are from, in a message."""
+    if source is None or isinstance(source, str | os.PathLike):
+        return "" if source is None else os.fspath(source)
+    return ",".join(map(str, source.values() if isinstance(source, Mapping) else cast(Sequence[object], source)))
 
 
 def _of_values(naming: Naming, values: tuple[int, ...], *, sigmoid: bool) -> Naming:
@@ -81,7 +105,7 @@ def _of_values(naming: Naming, values: tuple[int, ...], *, sigmoid: bool) -> Nam
     if naming.whole:
         if len(names) != len(values):
             raise ConfigError(
-                f"--classes must name a class for each of the values {list(values)}, in their order; got "
+                f"--class-names must name a class for each of the values {list(values)}, in their order; got "
                 f"{', '.join(names.values())}."
             )
         names = dict(zip(values, names.values(), strict=True))
@@ -125,15 +149,15 @@ def _fault(naming: Naming, channels: int, options: Options) -> str:
         without = len(naming.names) == len(labels) - 1 and next(iter(naming.names.values())).lower() not in _BACKGROUND
         remedy = ""
         if without and not (options.sigmoid and channels > 1):
-            remedy = f" If the background is missing, give --classes background,{given}."
-        return f"--classes must name every label from 0 on: {seen}; got {len(naming.names)} names, {given}.{remedy}"
+            remedy = f" If the background is missing, give --class-names background,{given}."
+        return f"--class-names must name every label from 0 on: {seen}; got {len(naming.names)} names, {given}.{remedy}"
     unknown = [(value, name) for value, name in naming.names.items() if value not in labels]
     if unknown:
         value, name = unknown[0]
         maps = f" If the predictions are label maps, {SAVE_PROBABILITIES}." if channels == 1 else ""
         return (
             f"class names must be those of the predictions: {seen}; {naming.source} names label {value}, {name!r}. "
-            f"Give the names with --classes.{maps}"
+            f"Give the names with --class-names.{maps}"
         )
     return ""
 

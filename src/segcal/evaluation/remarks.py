@@ -7,34 +7,19 @@ written here is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
+from segcal._io.jobs import Failure
 from segcal._io.words import counted, listed
 from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.outcome import Note
 
 MOST = 5  # cases that a sentence names
 
 
-class FailedCase(NamedTuple):
-    """A case that could not be measured."""
-
-    case: str
-    kind: str
-    message: str
-
-
-class Note(NamedTuple):
-    """What was noticed while cases were measured; no cases: it holds for all."""
-
-    kind: str
-    message: str
-    cases: tuple[str, ...] = ()
-
-
-def failed_cases(evaluation: Evaluation) -> list[FailedCase]:
+def failed_cases(evaluation: Evaluation) -> list[Failure]:
     """The cases that failed when this evaluation was made."""
     return [
-        FailedCase(*(_text(each.get(name)) for name in FailedCase._fields))
+        Failure(*(_text(each.get(name)) for name in Failure._fields))
         for each in _objects(evaluation, "failures")
         if "case" in each
     ]

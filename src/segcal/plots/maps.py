@@ -22,8 +22,9 @@ from segcal._io.files import file_stems
 from segcal.comparison.matching import match_cases
 from segcal.errors import ConfigError, FileError, GridError, ShapeError
 from segcal.evaluation.evaluation import Evaluation
-from segcal.evaluation.measure import Options, not_probabilities, places_of, regions_of, sigmoid, softmax
+from segcal.evaluation.options import Options
 from segcal.evaluation.results import class_names
+from segcal.evaluation.voxels import not_probabilities, places_of, regions_of, sigmoid, softmax
 from segcal.plots.probability import probability_row, row_height_in
 from segcal.plots.saving import figure_bytes, save_figure
 from segcal.plots.style import PAGE_IN, default_settings, new_figure

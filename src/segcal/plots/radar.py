@@ -13,20 +13,13 @@ from matplotlib.projections.polar import PolarAxes
 from numpy.typing import NDArray
 
 from segcal.errors import ConfigError, one_of
+from segcal.evaluation.columns import RADAR
 from segcal.evaluation.diagrams import normalise
 from segcal.evaluation.evaluation import Evaluation
 from segcal.plots.colors import GREY, method_colours
 from segcal.plots.style import LINE_PT, MARKERS, TEXT_PT, AnyFigure, add_title, legend_below, literal, make_room, number
 
-AXES = {  # where a summary has the number: average and metric
-    "DSC": ("macro", "dice"),
-    "macro ACE": ("macro", "ace"),
-    "macro ECE": ("macro", "ece"),
-    "macro MCE": ("macro", "mce"),
-    "micro ACE": ("micro paper", "ace"),
-    "micro ECE": ("micro paper", "ece"),
-    "micro MCE": ("micro paper", "mce"),
-}
+AXES = {column.axis: column for column in RADAR}
 HINT = "Rim: best method of each axis (its value is shown). Outward is better."
 
 
@@ -39,7 +32,7 @@ def radar_values(evaluations: Mapping[str, Evaluation], *, cases: str = "all") -
     values = {}
     for method, evaluation in evaluations.items():
         means = evaluation.means(cases=cases)
-        values[method] = {axis: means.get(place, math.nan) for axis, place in AXES.items()}
+        values[method] = {axis: means.get((place.average, place.metric), math.nan) for axis, place in AXES.items()}
     return values
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from segcal.comparison.comparison import HIGHER_IS_BETTER, Comparison
-from segcal.comparison.tables import Column
+from segcal.comparison.comparison import Comparison
+from segcal.evaluation.columns import HIGHER_IS_BETTER, RADAR, Column
 from segcal.evaluation.diagrams import Reliability, normalise, reliability, reliability_histogram
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import wilson
@@ -21,18 +21,8 @@ from segcal.report.reading import MethodDiagrams
 from segcal.statistics import BinStatistics
 
 DIGITS = 4
-CASE_COLUMNS = {  # what the case table shows of each case: heading and decimals
-    "dice": ("DSC", 3),
-    "ace": ("ACE", 3),
-    "ece": ("ECE", 4),
-    "mce": ("MCE", 3),
-    "signed_gap": ("Signed gap", 4),
-    "brier": ("Brier", 4),
-}
-RADAR = (
-    Column("dice", "macro"),
-    *(Column(metric, average) for average in ("macro", "micro paper") for metric in ("ace", "ece", "mce")),
-)
+CASE_COLUMNS = tuple(Column(metric, "macro") for metric in ("dice", "ace", "ece", "mce", "signed_gap", "brier"))
+"""What the case table shows of each case."""
 
 
 def method_diagrams(evaluation: Evaluation, patients: Sequence[str], *, level: float, seed: int) -> MethodDiagrams:
@@ -127,8 +117,8 @@ def case_data(evaluations: Mapping[str, Evaluation], patients: Mapping[str, str]
     return {
         "names": names,
         "patients": list(patients.values()),
-        "columns": [heading for heading, _ in CASE_COLUMNS.values()],
-        "digits": [digits for _, digits in CASE_COLUMNS.values()],
+        "columns": [column.name for column in CASE_COLUMNS],
+        "digits": [column.digits for column in CASE_COLUMNS],
         "missing": [missing[name] for name in names],
         "values": [_by_case(names, part, _case_values(part)) for part in evaluations.values()],
         "rows": [_by_case(names, part, _case_rows(part.binned, level)) for part in evaluations.values()],
@@ -145,7 +135,9 @@ def _case_values(evaluation: Evaluation) -> list[Any]:
     """For each case, its metrics: of all classes first, then of each class."""
     values = evaluation.case_values()
     labels = (None, *evaluation.classes)
-    table = torch.stack([torch.stack([values[label, name] for name in CASE_COLUMNS], 1) for label in labels], 1)
+    table = torch.stack(
+        [torch.stack([values[label, column.metric] for column in CASE_COLUMNS], 1) for label in labels], 1
+    )
     return [[[rounded(x) for x in row] for row in rows] for rows in table.tolist()]
 
 

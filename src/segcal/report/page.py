@@ -18,13 +18,16 @@ from markupsafe import Markup
 from segcal import __version__
 from segcal._io.files import make_folder, write_whole
 from segcal._io.words import counted
-from segcal.comparison.comparison import Comparison, Entry, compare, one_thread
+from segcal.comparison.comparison import Comparison, compare, one_thread
+from segcal.comparison.entry import Entry
 from segcal.comparison.matching import match_cases
-from segcal.comparison.tables import ALL_CLASSES, Column, best_value, notes
+from segcal.comparison.tables import best_value, notes
 from segcal.errors import ConfigError, FileError
-from segcal.evaluation.evaluation import Evaluation, Label
+from segcal.evaluation.columns import Column, Label
+from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
 from segcal.evaluation.remarks import evaluation_notes, failed_cases
+from segcal.evaluation.tables import ALL_CLASSES
 from segcal.plots.colors import method_colours
 from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.reading import reading

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from segcal._io.words import counted
-from segcal.comparison.comparison import Comparison, Entry
-from segcal.comparison.tables import Column
+from segcal.comparison.comparison import Comparison
+from segcal.comparison.entry import Entry
+from segcal.evaluation.columns import Column
 from segcal.evaluation.diagrams import Reliability
 from segcal.evaluation.intervals import FEWEST_PATIENTS
 

@@ -16,7 +16,7 @@ from segcal.datasets import DataCase, Dataset
 from segcal.errors import FileError, SegcalError, one_of
 from segcal.evaluation.diagrams import reliability_histogram
 from segcal.evaluation.evaluation import Evaluation
-from segcal.evaluation.measure import Options
+from segcal.evaluation.options import Options
 from segcal.plots.colors import method_colours
 from segcal.plots.curves import SensitivityPoint, sensitivity_figure
 from segcal.plots.maps import case_maps

@@ -17,8 +17,9 @@ from segcal import __version__
 from segcal._io.files import write_whole
 from segcal._io.words import counted
 from segcal.calibrators.cost import duration
-from segcal.comparison.tables import Cell, Column, Table
+from segcal.evaluation.columns import Column
 from segcal.evaluation.intervals import FEWEST_PATIENTS
+from segcal.evaluation.tables import Cell, Table
 from segcal.plots.saving import DPI
 from segcal.report.rendering import environment, method_style, png_text, policy, template_text
 from segcal.study.figures import Drawn, StudyFigure, study_colours

@@ -1,4 +1,4 @@
-"""A study from start to report: its runs done here, by a pool of processes, or by an engine that spreads jobs."""
+"""A study from start to report: its runs done here, by a pool of processes, or by an executor elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from segcal._io.files import make_folder
-from segcal._io.pool import LocalPool, Spread
+from segcal._io.jobs import Executor, Pool
 from segcal.errors import FileError
 from segcal.study.figures import write_figures
 from segcal.study.page import build_page
@@ -56,17 +56,17 @@ def run_study(
     *,
     data: Iterable[str] = (),
     jobs: int = 1,
-    spread: Spread | None = None,
+    executor: Executor | None = None,
     rule: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Results:
     """Do all runs of a study that are not done, then compare, draw and report; started again, it goes on.
 
-    With several `jobs`, so many processes share the runs (and the cores, or the GPUs). `spread` does them elsewhere, as
-    `segcal.adapters.dask.DaskCluster`. What failed or is missing is in the results' remarks.
+    With several `jobs`, so many processes share the runs (and the cores, or the GPUs). An `executor` does them
+    elsewhere, as `segcal.adapters.dask.DaskCluster`. What failed or is missing is in the results' remarks.
     """
     shop = open_study(study, out, data=data)
-    do_runs(shop, jobs=jobs, spread=spread, say=say)
+    do_runs(shop, jobs=jobs, executor=executor, say=say)
     return report_study(shop, rule=rule)
 
 
@@ -75,7 +75,7 @@ def do_runs(
     *,
     only: Iterable[str] | None = None,
     jobs: int = 1,
-    spread: Spread | None = None,
+    executor: Executor | None = None,
     wait: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
@@ -88,7 +88,7 @@ def do_runs(
     told: set[str] = set()
     while waiting:
         left = []
-        with closing(_spread(shop, waiting, jobs, spread)) as results:
+        with closing(_given(shop, waiting, jobs, executor)) as results:
             for i, came in results:
                 result = came if isinstance(came, RunResult) else _crashed(shop, waiting[i], came)
                 if result.status == "left":
@@ -103,14 +103,14 @@ def do_runs(
         waiting = left
 
 
-def _spread(
-    shop: Workshop, runs: Sequence[PlannedRun], jobs: int, spread: Spread | None
+def _given(
+    shop: Workshop, runs: Sequence[PlannedRun], jobs: int, executor: Executor | None
 ) -> Generator[tuple[int, RunResult | BaseException], None, None]:
-    """The runs given to an engine: their places and results, as they come."""
+    """The runs given to an executor: their places and results, as they come."""
     asked = [(replace(run, opened=None), shop.out.absolute()) for run in runs]  # of the dataset each opens its own
-    if spread is not None:
-        return spread(do_run_apart, asked)
-    return LocalPool(jobs, environments=_gpus())(do_run, asked)
+    if executor is not None:
+        return executor(do_run_apart, asked)
+    return Pool(jobs, environments=_gpus())(do_run, asked)
 
 
 def _gpus() -> list[dict[str, str]]:

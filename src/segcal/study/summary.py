@@ -13,20 +13,11 @@ from typing import Any, NamedTuple
 
 from segcal._io.files import csv_text, replacing, write_whole
 from segcal.comparison.comparison import Comparison, compare
-from segcal.comparison.tables import (
-    ALL_CLASSES,
-    ENTRY_COLUMNS,
-    LAYOUTS,
-    Cell,
-    Column,
-    Table,
-    latex_document,
-    make_table,
-    markdown_document,
-    notes,
-)
+from segcal.comparison.tables import ENTRY_COLUMNS, LAYOUTS, make_table, notes
+from segcal.evaluation.columns import Column
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.remarks import remarks
+from segcal.evaluation.tables import ALL_CLASSES, Cell, Table, latex_document, markdown_document
 from segcal.study.choose import METRICS, Candidate, Choice, Rule, choose, parse_rule
 from segcal.study.plan import Arm, Plan, SweepPoint
 from segcal.study.work import SIDES, RunState, Workshop

@@ -36,13 +36,13 @@ from torch import Tensor
 
 from segcal._io.ending import REQUESTS
 from segcal._io.files import HeldError, is_locked, locked, make_folder, write_whole, writing
+from segcal._io.jobs import keep_only, wanted
 from segcal._io.parsing import parse_json
-from segcal._io.pool import wanted
 from segcal._io.words import listed
-from segcal.calibration.fitting import FOLDS, patient_folds
+from segcal.calibration.folds import FOLDS, patient_folds
 from segcal.calibrators import Calibrator, load_calibrator
 from segcal.errors import SegcalError
-from segcal.evaluation.results import Outcome, keep_only
+from segcal.evaluation.outcome import Outcome
 from segcal.study.plan import Fitting, Plan, PlannedRun
 from segcal.training import train
 from segcal.training.loop import LOCK
@@ -271,7 +271,7 @@ def _trained_s(folder: Path) -> float:
 
 def _need_all(outcome: Outcome) -> None:
     """SegcalError unless every case was evaluated."""
-    if outcome.evaluation is None or outcome.failures:
+    if outcome.measured is None or outcome.failures:
         told = [f"{failure.case}: {failure.message.rstrip('.')}" for failure in outcome.failures]
         raise SegcalError(f"every case must be evaluated; {len(told)} failed: {listed(told, 3, joint='; ')}.")
 

@@ -20,7 +20,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from segcal._io.files import write_whole
-from segcal._io.parsing import parse_toml
+from segcal._io.parsing import parse_setting, parse_toml
 from segcal.binning import MOST_BINS, Binning, Kernel
 from segcal.datasets import Dataset
 from segcal.errors import LARGEST_SEED, ConfigError, FileError, is_number, one_of
@@ -331,20 +331,13 @@ def merge_changes(below: Mapping[str, Any], changes: Iterable[str]) -> dict[str,
 
 
 def _change(text: str) -> dict[str, Any]:
-    """`loss.ace.weight=0.3` as nested dictionaries; the value is TOML, or text where it is not."""
-    key, equals, value = text.partition("=")
-    key = key.strip()
-    if not equals or not all(key.split(".")):
-        raise ConfigError(f"a change must read key=value, as loss.ace.weight=0.3; got {text!r}.")
+    """`loss.ace.weight=0.3` as nested dictionaries."""
+    key, value = parse_setting(text)
     if key == "method":
         raise ConfigError("the method must be given with --method, which sets the loss, too; got --set method.")
-    try:
-        read: Any = parse_toml(f"value = {value}")["value"]
-    except ValueError:
-        read = value
     for part in reversed(key.split(".")):
-        read = {part: read}
-    return dict(read)
+        value = {part: value}
+    return dict(value)
 
 
 def _network_name(content: Mapping[str, Any]) -> Any:

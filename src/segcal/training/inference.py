@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from segcal.datasets import DataCase, Dataset
 from segcal.errors import ConfigError
 from segcal.evaluation.evaluation import Evaluation
-from segcal.evaluation.measure import CaseSums, Options, measure_voxels, slabs_of
+from segcal.evaluation.options import Options, slabs_of
 from segcal.evaluation.results import stack_cases
+from segcal.evaluation.sums import CaseSums
+from segcal.evaluation.voxels import measure_voxels
 from segcal.training.config import RunConfig
 from segcal.training.distributed import Processes
 from segcal.training.preprocessing import PreparedStore

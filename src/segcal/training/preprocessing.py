@@ -7,7 +7,6 @@ original image. Prepared images are kept on disk and mapped into memory, so that
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections.abc import Iterable
@@ -23,11 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from segcal._io.files import make_folder, write_whole
+from segcal._io.jobs import key_of, stamp
 from segcal._io.parsing import parse_json
 from segcal.datasets import DataCase, Dataset
 from segcal.datasets.check import off_grid
 from segcal.errors import FileError, GridError, LabelError
-from segcal.evaluation.measure import stamp
 from segcal.training.config import DataConfig
 from segcal.volumes.arrays import StoredArray, read_array
 from segcal.volumes.cases import whole_numbers
@@ -215,8 +214,7 @@ class PreparedStore:
     def _key(self, case: DataCase) -> str:
         settings = self.config.model_dump(mode="json", include={"spacing_mm", "intensity", "window", "crop_foreground"})
         files = [stamp(path) for path in case.files]
-        content = json.dumps([PREPARATION, case.name, files, settings, self.dataset.values], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:24]
+        return key_of(PREPARATION, case.name, files, settings, self.dataset.values)
 
 
 PARTS = ("image", "labels", "foreground")

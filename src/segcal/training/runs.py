@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,36 +16,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import segcal
-from segcal._io.files import WriteError, new_file
+from segcal import __version__
+from segcal._io.files import new_file
+from segcal._io.jobs import Executor, MapJob, Maps, in_turn, key_of, make_maps, stamp, unchanged
 from segcal._io.parsing import parse_json
-from segcal._io.pool import Spread
 from segcal.calibrators import Calibrator
 from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
 from segcal.datasets.layout import nifti_files
 from segcal.datasets.recipes import PLAIN
-from segcal.errors import ConfigError, FileError, SegcalError, one_of
+from segcal.errors import ConfigError, FileError, one_of
 from segcal.evaluation.calibrated import transform_volume, turn
-from segcal.evaluation.measure import CaseSums, Options, stamp, unchanged
+from segcal.evaluation.cohort import CaseJob, measure_cohort
 from segcal.evaluation.naming import BESIDE_MAPS, write_own
-from segcal.evaluation.results import (
-    Failure,
-    MapJob,
-    Maps,
-    Outcome,
-    crashed,
-    keep_only,
-    make_maps,
-    open_parts,
-    outcome_of,
-    stack_cases,
-    write_results,
-)
+from segcal.evaluation.options import Options
+from segcal.evaluation.outcome import Outcome
 from segcal.training.checkpoint import BEST, load_checkpoint
 from segcal.training.config import RunConfig, read_config
 from segcal.training.inference import build_network, measure_logits, measuring_options, predict_logits, soften
 from segcal.training.preprocessing import prepare_case, read_labels, restore
-from segcal.volumes import Pairing
 from segcal.volumes.arrays import gzip_into
 from segcal.volumes.orientation import orientation_of
 from segcal.volumes.regions import Regions
@@ -219,47 +206,35 @@ def evaluate_run(
     *,
     side: Side = "test",
     calibrator: Calibrator | Mapping[str, Calibrator] | None = None,
-    spread: Spread | None = None,
+    executor: Executor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Evaluate a run on the original grid, one case in memory, no map stored; writes what `segcal evaluate` writes.
 
     The calibrator is the same for all cases, or given by the name of each, as in a cross-validation. Stopped and
-    started again, cases that are done are not predicted again. `spread` does them elsewhere, as
+    started again, cases that are done are not predicted again. An `executor` does them elsewhere, as
     `segcal.adapters.dask.DaskCluster`; the run's folder and its data must be seen there.
     """
-    out = Path(out)
     options = measuring_options(run.dataset, run.config)
     cases = [case for case in run.cases(side) if case.label is not None]
     fitted = {case.name: calibrator[case.name] if isinstance(calibrator, Mapping) else calibrator for case in cases}
-    marks = {name: None if each is None else each.fingerprint for name, each in fitted.items()}
-    failures: list[Failure] = []
-    with open_parts(out) as folder:
-        parts = {case.name: folder / f"{_key(run, case, marks[case.name], 'sums', str(options))}.npz" for case in cases}
-        waiting = [case for case in cases if not CaseSums.are_in(parts[case.name], options)]
-        done = len(cases) - len(waiting)
-        if spread is None:
-            jobs: Iterable[Failure | None] = (
-                _measure_to(run, case, fitted[case.name], options, parts[case.name]) for case in waiting
-            )
-        else:
-            jobs = _spread(run, waiting, fitted, options, parts, spread)
-        for failure in jobs:
-            if failure is not None:
-                failures.append(failure)
-                del parts[failure.case]
-            done += 1
-            progress(done, len(cases))
-        evaluation = stack_cases(list(parts), lambda name: CaseSums.load(parts[name]), options) if parts else None
-        if evaluation is not None:
-            evaluation.provenance["run"] = {
-                "config": run.config.model_dump(mode="json"), "side": side, "weights": run.fingerprint,
-                "calibrator": _told(calibrator), "split_note": run.split.note,
-            }  # fmt: skip
-        outcome = outcome_of(evaluation, failures, Pairing(()))
-        write_results(outcome, options, out)
-        keep_only(folder, parts.values())
-    return outcome
+    there = (str(run.folder.absolute()), str(run.dataset.root.absolute()), run.checkpoint, run.fingerprint)
+
+    def job(case: DataCase) -> CaseJob:
+        own = fitted[case.name]
+        key = _key(run, case, None if own is None else own.fingerprint, "sums", str(options))
+        if executor is None:
+            return CaseJob(case.name, key, _measure_case, (run, case, own, options))
+        return CaseJob(case.name, key, _measure_there, (there, own, options))
+
+    about = {
+        "config": run.config.model_dump(mode="json"), "side": side, "weights": run.fingerprint,
+        "calibrator": _told(calibrator), "split_note": run.split.note,
+    }  # fmt: skip
+    jobs = [job(case) for case in cases]
+    return measure_cohort(
+        jobs, options, Path(out), executor=executor or in_turn, provenance={"run": about}, progress=progress
+    )
 
 
 def _told(calibrator: Calibrator | Mapping[str, Calibrator] | None) -> str | None:
@@ -270,45 +245,22 @@ def _told(calibrator: Calibrator | Mapping[str, Calibrator] | None) -> str | Non
     return None if calibrator is None else f"{calibrator!r} {calibrator.fingerprint}"
 
 
-def _measure_to(
-    run: Run, case: DataCase, calibrator: Calibrator | None, options: Options, part: Path
-) -> Failure | None:
-    try:
-        with unchanged(case.files):
-            labels = read_labels(case, run.dataset)
-            sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
-        sums.save(part, case.name, case.files)
-    except WriteError:  # it would be the same for every case
-        raise
-    except (SegcalError, OSError, MemoryError) as error:
-        return Failure(case.name, type(error).__name__, str(error))
-    return None
-
-
-def _spread(
-    run: Run,
-    cases: Sequence[DataCase],
-    calibrators: Mapping[str, Calibrator | None],
-    options: Options,
-    parts: Mapping[str, Path],
-    spread: Spread,
-) -> Iterator[Failure | None]:
-    """Elsewhere, where the run is loaded once by each process."""
-    source = (str(run.folder.absolute()), str(run.dataset.root.absolute()), run.checkpoint, run.fingerprint)
-    jobs = [(source, case.name, calibrators[case.name], options, parts[case.name].absolute()) for case in cases]
-    for i, came in spread(_measure_there, jobs):
-        yield crashed(cases[i].name) if isinstance(came, BaseException) else came
+def _measure_case(
+    run: Run, case: DataCase, calibrator: Calibrator | None, options: Options, name: str, part: Path
+) -> None:
+    with unchanged(case.files):
+        labels = read_labels(case, run.dataset)
+        sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
+    sums.save(part, name, case.files)
 
 
 def _measure_there(
-    source: tuple[str, str, str, str], name: str, calibrator: Calibrator | None, options: Options, part: Path
-) -> Failure | None:
-    try:
-        run = _run_there(*source)
-        (case,) = (case for case in run.dataset.cases if case.name == name)
-    except SegcalError as error:
-        return Failure(name, type(error).__name__, str(error))
-    return _measure_to(run, case, calibrator, options, part)
+    source: tuple[str, str, str, str], calibrator: Calibrator | None, options: Options, name: str, part: Path
+) -> None:
+    """Elsewhere, where the run is loaded once by each process."""
+    run = _run_there(*source)
+    (case,) = (case for case in run.dataset.cases if case.name == name)
+    _measure_case(run, case, calibrator, options, name, part)
 
 
 @lru_cache(maxsize=1)
@@ -322,16 +274,7 @@ def _run_there(folder: str, root: str, checkpoint: str, fingerprint: str) -> Run
 def _key(run: Run, case: DataCase, calibrator: str | None, *what: str) -> str:
     """Names a result: other weights, files, settings or another calibrator give another key."""
     files = [stamp(path) for path in case.files]
-    content = [
-        segcal.__version__,
-        run.fingerprint,
-        run.config.hash,
-        case.name,
-        files,
-        what,
-        calibrator,
-    ]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    return key_of(__version__, run.fingerprint, run.config.hash, case.name, files, what, calibrator)
 
 
 def _write_map(path: Path, values: Tensor, case: DataCase, dtype: str) -> None:

@@ -6,8 +6,9 @@ the sum of its members'.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,9 @@ def _once(what: str, values: Iterable[int]) -> None:
         raise ConfigError(f"{what} must name each label value once; {twice[0]} came more than once.")
 
 
+ClassNames = str | os.PathLike[str] | Sequence[str] | Mapping[int, str]
+"""Names of classes: a file, a text a,b,c, a list in the order of the labels, or by label."""
+
 IGNORE = "ignore"  # nnU-Net's name of the label whose voxels are left out
 
 BUILT_IN = {
@@ -73,8 +77,8 @@ BUILT_IN = {
 }
 
 
-def read_regions(source: str) -> Regions:
-    """Regions by name ("brats", "kits"), from a TOML file, or from the dataset.json of nnU-Net.
+def read_regions(source: str | os.PathLike[str] | Regions) -> Regions:
+    """Regions as they are, by name ("brats", "kits"), from a TOML file, or from the dataset.json of nnU-Net.
 
     The TOML file has a table `regions` with a list of label values for each name, or `values`, the label value of each
     of the prediction's channels, or both:
@@ -85,14 +89,18 @@ def read_regions(source: str) -> Regions:
 
     Those of a dataset.json are in the order of the channels of a network that nnU-Net trained on them.
     """
-    if source in BUILT_IN:
-        return BUILT_IN[source]
+    if isinstance(source, Regions):
+        return source
     path = Path(source)
+    if isinstance(source, str) and source in BUILT_IN:
+        return BUILT_IN[source]
     if path.suffix == ".json":
         return _nnunet_regions(path)
     if path.suffix != ".toml":
         names = ", ".join(BUILT_IN)
-        raise ConfigError(f"regions must be one of {names}, a .toml file or nnU-Net's dataset.json; got {source!r}.")
+        raise ConfigError(
+            f"regions must be one of {names}, a .toml file or nnU-Net's dataset.json; got {str(source)!r}."
+        )
     content = _read_toml(path)
     unknown = set(content) - {"regions", "values"}
     values = content.get("values")
@@ -124,8 +132,8 @@ def _nnunet_regions(path: Path) -> Regions:
     return Regions(regions, values=tuple(known))
 
 
-def read_class_names(source: str) -> dict[int, str]:
-    """Names by label value, from `a,b,c` (values 0, 1, 2), a dataset.json (Decathlon or nnU-Net) or a TOML file.
+def read_class_names(source: ClassNames) -> dict[int, str]:
+    """Names by label value, from names (values 0, 1, 2), a dataset.json (Decathlon or nnU-Net) or a TOML file.
 
     The TOML file holds `classes`, a list of names or a table of label values by name. A value named "ignore" is no
     class (see `read_ignored`).
@@ -146,12 +154,12 @@ def read_class_names(source: str) -> dict[int, str]:
     raise ConfigError(f"class names must be a,b,c or stand under labels (.json) or classes (.toml); got {source!r}.")
 
 
-def is_list(source: str) -> bool:
+def is_list(source: ClassNames) -> bool:
     """Whether names come as a list, a,b,c or that of a TOML file, so that each is of the next label."""
     return isinstance(_labels_in(source), list)
 
 
-def has_regions(source: str) -> bool:
+def has_regions(source: ClassNames) -> bool:
     """Whether a dataset.json has labels of several values, which nnU-Net trains as regions."""
     return any(len(values) > 1 for values in (label_members(_labels_in(source)) or {}).values())
 
@@ -164,7 +172,7 @@ def names_by_value(source: object, pairs: Iterable[tuple[int, str]]) -> dict[int
     return dict(pairs)
 
 
-def read_ignored(source: str) -> int | None:
+def read_ignored(source: ClassNames) -> int | None:
     """The label value that a dataset.json of nnU-Net, or a table of classes, names "ignore"; None: it names none."""
     values = (label_members(_labels_in(source)) or {}).get(IGNORE)
     if values is not None and len(values) != 1:
@@ -172,8 +180,12 @@ def read_ignored(source: str) -> int | None:
     return None if values is None else values[0]
 
 
-def _labels_in(source: str) -> Any:
+def _labels_in(source: ClassNames) -> Any:
     """What stands for class names: a list of them, a table, or whatever else the file has there."""
+    if isinstance(source, Mapping):
+        return {str(value): name for value, name in source.items()}
+    if not isinstance(source, str | os.PathLike):
+        return list(source)
     path = Path(source)
     if path.suffix == ".json":
         try:
@@ -182,7 +194,7 @@ def _labels_in(source: str) -> Any:
             raise ConfigError(f"{path} must be a dataset.json that can be read; {error}.") from error
     if path.suffix == ".toml":
         return _read_toml(path).get("classes")
-    return [name.strip() for name in source.split(",")]
+    return [name.strip() for name in os.fspath(source).split(",")]
 
 
 def label_members(labels: Any) -> dict[str, tuple[int, ...]] | None:

@@ -1,0 +1,67 @@
+"""Apply a calibrator to a folder of predictions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from segcal._io.files import stay_outside
+from segcal._io.jobs import MapJob, Maps, key_of, make_maps, stamp
+from segcal.calibrators import Calibrator, load_calibrator
+from segcal.evaluation.calibrated import calibrated, check_fits
+from segcal.evaluation.doubts import Watch
+from segcal.evaluation.naming import copy_description
+from segcal.evaluation.options import Options, ReadOptions, slab_voxels
+from segcal.volumes import PredictionFiles, find_predictions, open_prediction, places
+from segcal.volumes.orientation import orientation_of
+
+Progress = Callable[[int, int, str], None]
+
+
+def apply_calibrator(
+    calibrator: str | os.PathLike[str] | Calibrator,
+    predictions: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    options: ReadOptions | None = None,
+    nifti: bool = False,
+    progress: Progress = lambda done, total, text: None,
+) -> Maps:
+    """Write calibrated maps of all predictions in a folder, in their own format and on their own grid.
+
+    Logits become logits, probabilities probabilities. `nifti`: arrays, as the .npz files of nnU-Net, become NIfTI
+    images in the place of the label map beside them. Maps that are there already, of the same file and calibrator,
+    stay; a case that fails does not stop the others. Files beside the predictions that name classes are copied.
+    """
+    fitted = calibrator if isinstance(calibrator, Calibrator) else load_calibrator(calibrator)
+    logits = options is not None and options.logits
+    meant = Options(logits=logits, sigmoid=fitted.activation == "sigmoid")
+    check_fits(fitted, meant)
+    source, out = Path(predictions), Path(out)
+    root = source if source.is_dir() else source.parent
+    stay_outside(out, source, "predictions")
+    found = find_predictions(source, classes=fitted.classes)
+    mark = fitted.fingerprint
+
+    def job(files: PredictionFiles) -> MapJob:
+        def make() -> None:
+            prediction = open_prediction(files, classes=fitted.classes)
+            orientation = orientation_of(prediction.grid.affine)
+            most_voxels = None if fitted.spatial else slab_voxels(prediction.classes)
+            watch = Watch(logits=logits, overlapping=meant.sigmoid)
+
+            def change(values: NDArray[Any]) -> NDArray[Any]:
+                watch.see(values.reshape(len(values), -1))
+                return calibrated(fitted, values, meant, orientation)
+
+            prediction.rewrite(change, out, root, nifti=nifti, most_voxels=most_voxels)
+
+        key = key_of(mark, logits, [stamp(path) for path in files.predictions])
+        return MapJob(files.name, key, [out / place for place in places(files, root, nifti=nifti)], make)
+
+    jobs = [job(files) for files in found]
+    return make_maps(out, "calibrated.json", jobs, progress, begin=lambda: copy_description(root, out))

@@ -1,0 +1,92 @@
+"""The sums of one case, and the file that keeps them until all cases are there. All in numpy, as the workers are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal._io.files import read_header, read_npz, write_npz
+from segcal._io.jobs import stamp
+from segcal.errors import SegcalError
+from segcal.evaluation.options import Options
+
+Array = NDArray[Any]
+
+FORMAT = "segcal case 3"
+
+
+@dataclass(frozen=True, eq=False)
+class CaseSums:
+    """The sums of one case, float64; they add up over slabs."""
+
+    bins: Array
+    """(3, class, fine bin): count, confidence sum, label sum."""
+    top_label: Array
+    """(3, fine bin): the same of each voxel's most probable class; no bins where classes overlap."""
+    overlap: Array
+    """(3, class): voxels predicted, true, and both."""
+    scores: Array
+    """(3, class): squared error and log loss of the class against the rest, voxels."""
+    joint: Array
+    """(3, 1): the same of the distribution over all classes; where classes overlap, the mean over them."""
+    labels: Array
+    """(1, label): voxels of each trained label but the background, for regions that are unions of labels; else none."""
+
+    def __add__(self, other: CaseSums) -> CaseSums:
+        return CaseSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def save(self, path: Path, case: str, sources: Sequence[Path], *, doubts: Sequence[str] = ()) -> None:
+        """Write them to a file of their own, with the stamps of what they were read from and what is doubtful there."""
+        stamps = {source.name: stamp(source) for source in sources}
+        header = {"format": FORMAT, "case": case, "classes": self.bins.shape[1], "files": stamps}
+        header["notes"] = list(doubts)
+        write_npz(path, header, {f.name: getattr(self, f.name) for f in fields(self)})
+
+    @staticmethod
+    def classes_in(path: Path) -> int:
+        """How many classes the sums in a file have, without reading them."""
+        return int(read_header(path, kind=FORMAT)["classes"])
+
+    @staticmethod
+    def doubts_in(path: Path) -> list[str]:
+        """What is doubtful about the case in a file."""
+        return [str(doubt) for doubt in read_header(path, kind=FORMAT).get("notes", [])]
+
+    @staticmethod
+    def load(path: Path) -> tuple[CaseSums, dict[str, Any]]:
+        """What `save` wrote: the sums and the stamps."""
+        header, arrays = read_npz(path, kind=FORMAT)
+        try:
+            sums, stamps = CaseSums(**arrays), header["files"]
+            sums._check(header["classes"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise SegcalError(f"{path} must hold the sums of a case; {error}.") from error
+        return sums, stamps
+
+    def _check(self, named: object) -> None:
+        """Refuse what `measure_voxels` never makes. Scores may be infinite, or below 0 by rounding; sums may not."""
+        arrays = [np.asarray(getattr(self, f.name)) for f in fields(self)]
+        shapes = [array.shape for array in arrays]
+        (_, classes, bins), (_, top_bins), *_, (_, labels) = shapes
+        expected = [(3, classes, bins), (3, top_bins), (3, classes), (3, classes), (3, 1), (1, labels)]
+        if shapes != expected or top_bins not in (0, bins):
+            raise ValueError(f"its arrays have the shapes {shapes}")
+        if named != classes:
+            raise ValueError(f"its header names {named} classes, and it has {classes}")
+        if any(array.dtype != np.float64 for array in arrays):
+            raise ValueError("its arrays are not float64")
+        if not all(((array >= 0) & (array < 2**60)).all() for array in (*arrays[:3], arrays[5])):
+            raise ValueError("its sums are not finite numbers of at least 0")
+
+    @staticmethod
+    def are_in(path: Path, options: Options) -> bool:
+        """Whether a file has the sums of a case; it may be missing, or spoilt since it was written."""
+        try:
+            return bool(CaseSums.load(path)[0].bins.shape[2] == options.fine_bins)
+        except (SegcalError, OSError):
+            return False
