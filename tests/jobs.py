@@ -27,3 +27,10 @@ def environment(name: str) -> tuple[int, str, str]:
     """The process and two of its variables."""
     time.sleep(0.3)  # the other worker has time to take a job
     return os.getpid(), os.environ[name], os.environ["OMP_NUM_THREADS"]
+
+
+def span(seconds: float) -> tuple[float, float]:
+    """When it began and ended."""
+    begin = time.monotonic()
+    time.sleep(seconds)
+    return begin, time.monotonic()
