@@ -46,7 +46,7 @@ def cluster():
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0", silence_logs=50
         ) as started,
         distributed.Client(started, set_as_default=False) as client,
     ):
@@ -195,7 +195,7 @@ def test_a_run_takes_a_gpu_where_workers_declare_them(cluster):
     assert DaskCluster(cluster, gpus=True).resources is None
     with (
         distributed.LocalCluster(
-            n_workers=1, threads_per_worker=4, resources={"GPU": 1}, host="127.0.0.1", dashboard_address=None,
+            n_workers=1, threads_per_worker=4, resources={"GPU": 1}, host="127.0.0.1", dashboard_address=":0",
             silence_logs=50,
         ) as started,
         distributed.Client(started, set_as_default=False) as client,
