@@ -125,30 +125,27 @@ def do_run(run: PlannedRun, out: Path) -> RunResult:
     """Do a run in this process, or what is left of it; if another process holds its lock, that is the result."""
     folder = out / RUNS / run.name
     make_folder(folder)
-    with ExitStack() as held:
-        try:
-            held.enter_context(_lock(folder))
-        except HeldError:
-            told = _read(folder / PROGRESS)
-            by = f"{told['host']}, process {told['pid']}, is at it" if told else "another process is at it"
-            return RunResult("left", f"{run.name} is left alone: {by}")
+    try:
+        held = _lock(folder)
+    except HeldError:
+        told = _read(folder / PROGRESS)
+        by = f"{told['host']}, process {told['pid']}, is at it" if told else "another process is at it"
+        return RunResult("left", f"{run.name} is left alone: {by}")
+    with held:
         return _attempt(run, folder, out / PREPARED)
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run; HeldError if another process keeps it for longer than a moment."""
-    deadline = time.monotonic() + PATIENCE_S
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked(folder / LOCK, folder))
-                break
-            except HeldError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-        yield
+def _lock(folder: Path) -> ExitStack:
+    """The lock of a run, held; HeldError if another process keeps it for longer than a moment."""
+    deadline, held = time.monotonic() + PATIENCE_S, ExitStack()
+    while True:
+        try:
+            held.enter_context(locked(folder / LOCK, folder))
+            return held
+        except HeldError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _attempt(run: PlannedRun, folder: Path, prepared: Path) -> RunResult:
