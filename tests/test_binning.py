@@ -128,7 +128,7 @@ def test_numbers_that_are_no_probabilities_fall_in_the_nearest_bin_and_nan_in_th
 
 def test_edges_and_centres_by_hand():
     assert Binning(4).edges.tolist() == [0, 0.25, 0.5, 0.75, 1]
-    assert Binning(4).centres.tolist() == [0.125, 0.375, 0.625, 0.875]
+    assert Binning(4).centers.tolist() == [0.125, 0.375, 0.625, 0.875]
 
 
 def test_a_binning_is_a_value():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from segcal import (
+    ACELoss,
     ConfigError,
     ace,
     bin_statistics,
@@ -19,6 +20,7 @@ from segcal import (
     underconfidence,
 )
 from segcal.binning import Binning
+from segcal.statistics import SUMS, BinStatistics
 
 
 def statistics(probabilities, labels, bins=2):
@@ -65,6 +67,14 @@ def test_micro_pooled_weighs_voxels_and_micro_paper_weighs_cases():
     assert ace(micro(stats, reading="paper")).item() == pytest.approx((0.2 + 0.6) / 2)
 
 
+def test_micro_is_pooled_unless_the_papers_reading_is_asked_for():
+    stats = bin_statistics(torch.rand(4, 2, 60).softmax(1), torch.randint(0, 2, (4, 60)), bins=5)
+    for name in SUMS:
+        torch.testing.assert_close(getattr(micro(stats), name), getattr(stats.pool("case"), name))
+        assert torch.equal(getattr(micro(stats), name), getattr(micro(stats, reading="pooled"), name))
+    assert not torch.equal(micro(stats).confidence_sum, micro(stats, reading="paper").confidence_sum)
+
+
 def test_micro_paper_ignores_cases_that_leave_a_bin_empty():
     stats = statistics([[[0.2, 0.8]], [[0.4, 0.3]]], [[[0, 0]], [[0, 0]]])
     confidence = micro(stats, reading="paper").mean_confidence[0, 0]
@@ -97,6 +107,63 @@ def test_equal_mass_bins_keep_every_voxel_and_need_hard_bins():
     soft = bin_statistics(torch.rand(1, 1, 5), torch.ones(1, 1, 5), binning=Binning(5, "triangular"))
     with pytest.raises(ConfigError, match="hard"):
         equal_mass(soft, 2)
+
+
+@pytest.fixture
+def even_and_uniform():
+    """The same voxels in four equal-mass bins and in four equally wide ones."""
+    stats = bin_statistics(torch.rand(2, 1, 200), torch.randint(0, 2, (2, 1, 200)), bins=1200)
+    return equal_mass(stats, 4), stats.rebin(4)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (
+            lambda even, uniform: even + uniform,
+            r"one binning; got .*equal_mass_above=0\.01.*segcal\.equal_mass on both",
+        ),
+        (lambda even, uniform: uniform + even, r"one binning; got .*segcal\.equal_mass on both"),
+        (lambda even, uniform: BinStatistics.concatenate([uniform, even]), r"one binning; got .*equal_mass on both"),
+        (lambda even, uniform: even + even, r"to be added; these are equal-mass bins"),
+        (lambda even, uniform: even.pool("case"), r"to be pooled; these are equal-mass bins"),
+        (lambda even, uniform: even.pool("class"), r"to be pooled; these are equal-mass bins"),
+        (lambda even, uniform: even.rebin(2), r"to be rebinned; these are equal-mass bins"),
+        (lambda even, uniform: micro(even), r"to be put together for a micro average; these are equal-mass bins"),
+        (lambda even, uniform: equal_mass(even, 2), r"to be cut into equal-mass bins; these are equal-mass bins"),
+        (lambda even, uniform: even.binning.edges, r"to be placed on \[0, 1\]; these are equal-mass bins"),
+        (lambda even, uniform: even.binning.centers, r"to be placed on \[0, 1\]; these are equal-mass bins"),
+        (
+            lambda even, uniform: bin_statistics(torch.rand(1, 1, 3), torch.ones(1, 1, 3), binning=even.binning),
+            r"to be filled with probabilities; these are equal-mass bins",
+        ),
+        (lambda even, uniform: ACELoss(even.binning), r"to be filled with probabilities; these are equal-mass bins"),
+    ],
+)
+def test_equal_mass_statistics_are_never_mixed_with_others_nor_with_each_other(even_and_uniform, attempt, message):
+    with pytest.raises(ConfigError, match=message):
+        attempt(*even_and_uniform)
+
+
+def test_equal_mass_statistics_of_another_threshold_are_others():
+    stats = statistics([[[0.2, 0.8]]], [[[0, 1]]], bins=1200)
+    with pytest.raises(ConfigError, match="of the same threshold"):
+        BinStatistics.concatenate([equal_mass(stats, 2), equal_mass(stats, 2, above=0)])
+
+
+def test_equal_mass_statistics_keep_their_mark_in_selections_and_files(even_and_uniform, tmp_path):
+    even, _ = even_and_uniform
+    even.select(cases=[0]).save(tmp_path / "even.npz")
+    assert BinStatistics.load(tmp_path / "even.npz").binning == even.binning == Binning(4, equal_mass_above=0.01)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"equal_mass_above": 1.0}, "from 0 to below 1; got 1.0"),
+    ({"equal_mass_above": 0.5, "kernel": "triangular"}, "equal-mass bins are hard; got kernel='triangular'"),
+])  # fmt: skip
+def test_a_mark_of_equal_mass_that_cannot_be_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Binning(4, **options)
 
 
 def test_background_does_not_dilute_equal_mass_bins():

@@ -66,7 +66,7 @@ _HOME = {
     "write_figures": "plots",
     "build_report": "report",
     "fit_calibrator": "calibration.fitting",
-    "apply_calibrator": "calibration.fitting",
+    "apply_calibrator": "calibration.applying",
     "SegcalError": "errors",
     "ConfigError": "errors",
     "ShapeError": "errors",

@@ -3,7 +3,7 @@
 A kernel says how much a probability x belongs to each of M bins over [0, 1]. All kernels here share
 one form: cut [0, 1] into cells of equal width; inside a cell, with u in [0, 1) the position in it, the
 weight of every bin nearby is a polynomial of u. A hard bin is one cell with weight 1. The triangular
-kernel (the paper's soft one) has cells between neighbouring centres and weights 1 - u and u. The
+kernel (the paper's soft one) has cells between neighboring centers and weights 1 - u and u. The
 cubic B-spline has the same cells and four cubic weights. The Gaussian uses finer cells and cubics that
 follow it closely. So a backend never meets a kernel: it sums powers of u per cell, and a small matrix,
 built here, turns those sums into bins. Cost does not depend on the number of bins.
@@ -46,11 +46,20 @@ class Cells:
 
 @dataclass(frozen=True)
 class Binning:
-    """M equal bins over [0, 1] and the kernel that assigns probabilities to them.
+    """M equally wide bins over [0, 1] and the kernel that assigns probabilities to them.
 
-    Hard bins are closed on the left, the last one on both sides; `closed="right"` turns that round.
-    `bandwidth` is the Gaussian's standard deviation in bin widths (0.5 if not given). A bin whose
-    summed weight is below `empty_below` is empty: it has no gap.
+    A value that is out of range, or that does not belong to the kernel, is a ConfigError.
+
+    bins: how many, from 1 to 100,000.
+    kernel: "hard" puts a probability into one bin; "triangular" (the paper's soft binning), "gaussian" and "bspline"
+        spread it over neighboring bins.
+    bandwidth: standard deviation of the Gaussian in bin widths, from 0.2 to 10; 0.5 if not given. For kernel="gaussian"
+        only.
+    empty_below: a bin whose summed weight is below this is empty: it has no gap.
+    closed: "left" closes hard bins on the left, the last one on both sides; "right" turns that round. For
+        kernel="hard" only.
+    equal_mass_above: set by `segcal.equal_mass` only, to its threshold. It marks bins that hold about equally many
+        voxels of each case and class, and that have no common edges.
 
     >>> Binning(bins=5).edges.tolist()
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -63,6 +72,7 @@ class Binning:
     bandwidth: float | None = None
     empty_below: float = 0.01
     closed: Literal["left", "right"] = "left"
+    equal_mass_above: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.bins, bool) or not isinstance(self.bins, int) or not 1 <= self.bins <= MOST_BINS:
@@ -82,23 +92,38 @@ class Binning:
             raise ConfigError(f"closed='right' belongs to kernel='hard'; got kernel={self.kernel!r}. Leave it out.")
         if not (is_number(self.empty_below) and self.empty_below >= 0):
             raise ConfigError(f"empty_below must be a number of at least 0; got {self.empty_below!r}.")
+        if self.equal_mass_above is not None:
+            if self.kernel != "hard":
+                raise ConfigError(f"equal-mass bins are hard; got kernel={self.kernel!r}. Leave equal_mass_above out.")
+            if not (is_number(self.equal_mass_above) and 0 <= self.equal_mass_above < 1):
+                raise ConfigError(
+                    f"equal_mass_above must be a probability from 0 to below 1; got {self.equal_mass_above!r}."
+                )
 
     @property
     def edges(self) -> Tensor:
+        """Where bins begin and end, (bins + 1), float64; ConfigError for equal-mass bins."""
+        need_common_edges(self, "placed on [0, 1]")
         return torch.arange(self.bins + 1, dtype=torch.float64) / self.bins
 
     @property
-    def centres(self) -> Tensor:
+    def centers(self) -> Tensor:
+        """The middle of each bin, (bins), float64; ConfigError for equal-mass bins."""
+        need_common_edges(self, "placed on [0, 1]")
         return (torch.arange(self.bins, dtype=torch.float64) + 0.5) / self.bins
 
     @property
     def cells(self) -> Cells:
+        need_common_edges(self, "filled with probabilities")
         return _cells(self)
 
     def memberships(self, probabilities: Tensor) -> Tensor:
-        """Weight of each probability in each bin, along a new last axis; the weights sum to 1.
+        """Weight of each probability in each bin, along a new last axis, float64; the weights sum to 1.
 
-        For plots and checks: `bin_statistics` never builds this array. Differentiable.
+        For plots and checks: `bin_statistics` never builds this array. Differentiable. Equal-mass bins are refused
+        (ConfigError).
+
+        probabilities: numbers in [0, 1], of any shape.
         """
         cell, u = locate(probabilities, self.cells, closed=self.closed)
         weights, into = _spread(self, probabilities.device)
@@ -106,6 +131,15 @@ class Binning:
         nearby = torch.einsum("...p,...np->...n", powers, weights[cell % self.cells.per_bin])
         empty = torch.zeros(*probabilities.shape, self.bins, dtype=torch.float64, device=probabilities.device)
         return empty.scatter_add(-1, into[cell], nearby)
+
+
+def need_common_edges(binning: Binning, purpose: str) -> None:
+    """ConfigError for equal-mass bins, whose edges differ by case and class; `purpose` ends "... edges to be"."""
+    if binning.equal_mass_above is not None:
+        raise ConfigError(
+            f"bins must have the same edges in all cases and classes to be {purpose}; these are equal-mass bins, "
+            f"whose edges differ. Use the hard bins that segcal.equal_mass was given."
+        )
 
 
 def locate(probabilities: Tensor, cells: Cells, *, closed: str = "left") -> tuple[Tensor, Tensor]:
@@ -142,7 +176,7 @@ def _cells(binning: Binning) -> Cells:
 
 
 def _gaussian_cells(bins: int, bandwidth: float) -> Cells:
-    """Cubics through four nodes of each small cell, of Gaussians normalised over an endless row of bins.
+    """Cubics through four nodes of each small cell, of Gaussians normalized over an endless row of bins.
 
     Interpolating at shared end points keeps them continuous, and functions that sum to 1 at the nodes
     give polynomials that sum to 1 everywhere. The row beyond the outer bins is folded into them.
@@ -152,8 +186,8 @@ def _gaussian_cells(bins: int, bandwidth: float) -> Cells:
     nodes = (1 - torch.cos(torch.arange(4, dtype=torch.float64) * torch.pi / 3)) / 2
     to_coefficients = torch.linalg.inv(torch.stack([nodes**power for power in range(4)], dim=-1))
     positions = (torch.arange(per_bin, dtype=torch.float64)[:, None] + nodes) / per_bin
-    neighbours = torch.arange(-reach, reach, dtype=torch.float64)
-    weights = torch.softmax(-(((positions[..., None] - 1 - neighbours) / bandwidth) ** 2) / 2, dim=-1)
+    neighbors = torch.arange(-reach, reach, dtype=torch.float64)
+    weights = torch.softmax(-(((positions[..., None] - 1 - neighbors) / bandwidth) ** 2) / 2, dim=-1)
     coefficients = torch.einsum("pn,cnb->cbp", to_coefficients, weights)
     # cells start half a bin below 0, as the triangular ones do
     frozen = tuple(tuple(tuple(row) for row in cell) for cell in coefficients.tolist())

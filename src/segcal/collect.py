@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import os
 from numbers import Integral
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from segcal.binning import Binning
+from segcal.binning import Binning, need_common_edges
 from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, one_of
 from segcal.kernels.operator import sum_voxels, voxel_sums
 from segcal.kernels.spec import HAS_NUMBA, HAS_TRITON
 from segcal.statistics import BinStatistics
 
+Activation = Literal["softmax", "sigmoid", "none"]
 BACKENDS = ("torch", "numba", "triton")
 
 
@@ -29,11 +30,19 @@ def bin_statistics(
     ignore_index: int | None = None,
     backend: str | None = None,
 ) -> BinStatistics:
-    """Bin statistics of (case, class, ...) probabilities, exact at any number of voxels, differentiable.
+    """Bin statistics of probabilities and labels, exact at any number of voxels, differentiable.
 
-    Labels are an integer map, (case, ...) or (case, 1, ...), or have a channel per class with values in
-    [0, 1] (one-hot or soft); with a single class they are that class's own. Voxels where `mask` is off, or
-    whose label is `ignore_index`, are left out. Give `bins` (hard ones) or a `binning`; 20 hard bins otherwise.
+    Raises ShapeError where shapes or devices do not belong together, LabelError for a label that is none of the
+    classes, RangeError for a probability that is NaN or outside [0, 1], ConfigError for an option that cannot be used.
+
+    probabilities: (case, class, ...), floating point, after softmax or sigmoid.
+    labels: an integer map, (case, ...) or (case, 1, ...), or a channel per class with values in [0, 1] (one-hot or
+        soft). With a single class they are that class's own.
+    bins: number of hard bins; 20 if neither this nor a binning is given.
+    binning: bins and kernel, in place of `bins`.
+    mask: (case, ...) or (case, 1, ...); voxels where it is 0 are left out.
+    ignore_index: voxels with this label are left out. Needs an integer label map.
+    backend: "torch", "numba" (on the CPU) or "triton" (on a CUDA device); the fastest that is installed if not given.
 
     >>> probabilities = torch.tensor([[[0.8, 0.3, 0.6], [0.2, 0.7, 0.4]]])  # one case, two classes
     >>> stats = bin_statistics(probabilities, torch.tensor([[0, 1, 1]]), bins=2)
@@ -58,9 +67,11 @@ def bin_statistics(
 
 
 def check_binning(binning: Binning | None) -> Binning | None:
-    """The binning; ConfigError where it is something else, such as a number of bins."""
+    """The binning; ConfigError where it is something else, such as a number of bins, or has equal-mass bins."""
     if binning is not None and not isinstance(binning, Binning):
         raise ConfigError(f"binning must be a Binning, as Binning(bins=20); got {binning!r}.")
+    if binning is not None:
+        need_common_edges(binning, "filled with probabilities")
     return binning
 
 
@@ -69,6 +80,20 @@ def check_ignored(ignore_index: int | None) -> int | None:
     if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral)):
         raise ConfigError(f"ignore_index must be a whole number; got {ignore_index!r}.")
     return ignore_index
+
+
+def activated(inputs: Tensor, activation: Activation) -> Tensor:
+    """Probabilities of (case, class, ...) inputs; half precision is widened first.
+
+    >>> activated(torch.zeros(1, 2, 1, dtype=torch.float16), "softmax")
+    tensor([[[0.5000],
+             [0.5000]]])
+    """
+    one_of("activation", activation, get_args(Activation))
+    wide = inputs if inputs.dtype == torch.float64 else inputs.float()
+    if activation == "none":
+        return wide
+    return wide.softmax(1) if activation == "softmax" else wide.sigmoid()
 
 
 class Voxels(NamedTuple):

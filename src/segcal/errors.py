@@ -14,7 +14,9 @@ LONGEST = 1000  # signs of a message; more is a file's content
 class SegcalError(ValueError):
     """Any refusal of segcal; catch this to catch them all.
 
-    Its message is one line that any terminal shows, whatever names and values from files it repeats.
+    It is a ValueError. Its message is one line that any terminal shows, whatever names and values of files it repeats.
+
+    message: what must hold, what came, where, and what to do.
 
     >>> print(SegcalError("the name must be one line; got " + chr(10)))
     the name must be one line; got \\n
@@ -35,27 +37,66 @@ def _one_line(text: str) -> str:
 
 
 class ConfigError(SegcalError):
-    """An option that does not exist or cannot be used as it was."""
+    """An option that does not exist or cannot be used as it was.
+
+    >>> from segcal import Binning
+    >>> Binning(bins=0)
+    Traceback (most recent call last):
+    segcal.errors.ConfigError: bins must be a whole number from 1 to 100000; got 0.
+    """
 
 
 class ShapeError(SegcalError):
-    """Arrays whose shapes do not belong together."""
+    """Arrays whose shapes do not belong together.
+
+    >>> import torch
+    >>> from segcal import bin_statistics
+    >>> bin_statistics(torch.zeros(1, 2, 4), torch.zeros(1, 5))
+    Traceback (most recent call last):
+    segcal.errors.ShapeError: labels must be an integer map (case, ...) or (case, 1, ...), or have a channel per ...
+    """
 
 
 class LabelError(SegcalError):
-    """A label that is not one of the classes, or not a share in [0, 1]."""
+    """A label that is not one of the classes, or not a share in [0, 1].
+
+    >>> import torch
+    >>> from segcal import bin_statistics
+    >>> bin_statistics(torch.full((1, 2, 1), 0.5), torch.tensor([[7]]))
+    Traceback (most recent call last):
+    segcal.errors.LabelError: labels must be one of the classes 0 to 1; case 0, voxel 0 (...) holds 7. ...
+    """
 
 
 class RangeError(SegcalError):
-    """A probability outside [0, 1], or not a number."""
+    """A probability outside [0, 1], or not a number.
+
+    >>> import torch
+    >>> from segcal import bin_statistics
+    >>> bin_statistics(torch.tensor([[[7.31]]]), torch.tensor([[[1]]]))
+    Traceback (most recent call last):
+    segcal.errors.RangeError: probabilities must lie in [0, 1]; case 0, class 0 reaches 7.31. ...
+    """
 
 
 class FileError(SegcalError):
-    """A file that is missing, broken, or not what it must be."""
+    """A file that is missing, broken, or not what it must be.
+
+    >>> from segcal import load_calibrator
+    >>> load_calibrator("nowhere.json")
+    Traceback (most recent call last):
+    segcal.errors.FileError: nowhere.json must be a calibrator; No such file or directory.
+    """
 
 
 class GridError(SegcalError):
-    """Probabilities and labels that do not lie on one grid of voxels."""
+    """Probabilities and labels that do not lie on one grid of voxels.
+
+    `segcal.evaluate` does not raise it: it records the case as a failure and goes on with the others.
+
+    >>> issubclass(GridError, SegcalError)
+    True
+    """
 
 
 def is_number(value: object) -> bool:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from segcal.binning import Binning
 from segcal.collect import BACKENDS, Voxels, check_binning, check_ignored, plain, read_voxels, sums_of
+from segcal.collect import Activation as Activation
 from segcal.errors import ConfigError, ShapeError, is_number, one_of
 from segcal.kernels.spec import CROSS_ENTROPY, INTERSECTION, LABEL, LABEL_SQUARED, PROBABILITY_SQUARED, VOXELS
 from segcal.metrics import ace as average_calibration_error
 from segcal.statistics import BinStatistics
 
-Activation = Literal["softmax", "sigmoid", "none"]
 EmptyBins = Literal["skip", "zero"]
 AbsentClasses = Literal["zero", "skip", "include"]
 Reduction = Literal["mean", "sum", "none"]
@@ -27,7 +27,17 @@ Logits = Tensor | Sequence[Tensor]
 
 
 class LossTerms(NamedTuple):
-    """The weighted sum, with its gradient, and for the log each term without its weight; zero if switched off."""
+    """What `SegmentationLoss.terms` returns: the weighted sum, and for the log each term without its weight.
+
+    total: the weighted sum, with its gradient.
+    dice: the Dice loss; it has no gradient, as the two below, and is zero if its weight is zero.
+    ce: the cross-entropy.
+    ace: the average calibration error.
+
+    >>> terms = SegmentationLoss(dice=0, ace=0).terms(torch.zeros(1, 2, 4), torch.tensor([[0, 1, 0, 1]]))
+    >>> terms._asdict()
+    {'total': tensor(0.6931), 'dice': tensor(0.), 'ce': tensor(0.6931), 'ace': tensor(0.)}
+    """
 
     total: Tensor
     dice: Tensor
@@ -38,14 +48,20 @@ class LossTerms(NamedTuple):
 class ACELoss(nn.Module):
     """Average calibration error of each case and class, as a loss: hard or soft mL1-ACE, after the binning's kernel.
 
+    Options that cannot be used are a ConfigError. Calls raise what `bin_statistics` raises, except that NaN reaches the
+    loss, so that a gradient scaler skips the step; ShapeError, too, for a batch without cases.
+
+    binning: bins and kernel; 20 hard bins if not given. The paper's soft loss is Binning(20, kernel="triangular").
     activation: "softmax" (exclusive classes), "sigmoid" (each class by itself) or "none" (these are probabilities).
     empty_bins: "skip" averages over occupied bins, "zero" over all of them.
     absent_classes: a class without ground truth in a case counts as "zero" (as published), is left out of the
         case's average ("skip"), or is measured like any other ("include").
     class_weights: a factor for each class of the logits.
-    background: whether class 0 counts.
+    background: whether class 0 counts. It does unless this is False: the paper trains on the background, too, and
+        leaves it out of results.
     reduction: "mean" over classes and cases, "sum", or "none": (case, class), with NaN for what "skip" left out.
     ignore_index: voxels with this label are left out.
+    backend: as `bin_statistics` takes it.
 
     Logits may be a list at several scales with labels at full size (deep supervision): the losses of the
     outputs are summed with the weights 1, 1/2, 1/4, ...
@@ -92,7 +108,12 @@ class ACELoss(nn.Module):
         return ", ".join([f"{name}={getattr(self, name)!r}" for name in shown] + _shown(self.class_weights))
 
     def forward(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The loss, in the logits' precision (float32 for half)."""
+        """The loss, in the precision of the logits (float32 for half).
+
+        logits: (case, class, ...), or a list of them at several scales.
+        labels: as `bin_statistics` takes them.
+        mask: (case, ...) or (case, 1, ...); voxels where it is 0 are left out.
+        """
 
         def one_scale(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
             voxels = _need_cases(read_voxels(logits, labels, mask=mask, ignore_index=self.ignore_index))
@@ -105,7 +126,10 @@ class ACELoss(nn.Module):
         return _over_scales(one_scale, logits, labels, mask)
 
     def of(self, stats: BinStatistics) -> Tensor:
-        """The loss of statistics that were collected elsewhere, in float64."""
+        """The loss of statistics that were collected elsewhere, in float64.
+
+        stats: bin statistics, such as `bin_statistics` collects them; their own binning holds.
+        """
         errors = average_calibration_error(stats, empty_bins=self.empty_bins)
         counted = stats.occupied.any(-1)
         if self.absent_classes != "include":
@@ -129,12 +153,23 @@ class SegmentationLoss(nn.Module):
     """Dice + cross-entropy + average calibration error, weighted, in one pass over the logits and one back.
 
     The paper's methods are settings: `ace=0` is its baseline, `dice=0, ace=0` cross-entropy alone, and the
-    binning's kernel chooses between hard and soft ACE. A weight of zero switches the term off.
+    binning's kernel chooses between hard and soft ACE. Options and calls raise what those of `ACELoss` raise.
+
+    dice: weight of the Dice term. A weight of zero switches a term off; one below zero is a ConfigError.
+    ce: weight of the cross-entropy.
+    ace: weight of the average calibration error.
+    binning: bins and kernel of the ACE; 20 hard bins if not given.
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
+    empty_bins, absent_classes: of the ACE, as in `ACELoss`.
+    class_weights: a factor for each class of the logits, in all three terms.
+    background: whether class 0 counts in Dice and ACE. It always counts in the cross-entropy.
+    ignore_index: voxels with this label are left out.
+    backend: as `bin_statistics` takes it.
 
     Dice has squared denominators: 1 - 2 sum(p y) / (sum(p^2) + sum(y^2) + 1e-5) per case and class, averaged.
     Cross-entropy is that of the softmax, averaged over voxels, or the binary one of each class for
-    activation="sigmoid", averaged over voxels and classes; it counts the background always. The other options,
-    and lists of logits for deep supervision, are those of `ACELoss`.
+    activation="sigmoid", averaged over voxels and classes. Lists of logits for deep supervision are taken as by
+    `ACELoss`.
 
     Class weights act on all three terms, as in torch and MONAI: they multiply the Dice and ACE of their class, while
     cross-entropy is torch's weighted mean, which is divided by the weights of the voxels. So twice the weights double
@@ -186,11 +221,19 @@ class SegmentationLoss(nn.Module):
         return f"dice={self.dice!r}, ce={self.ce!r}, ace={self.ace!r}"
 
     def forward(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The weighted sum, in the logits' precision (float32 for half)."""
+        """The weighted sum, in the precision of the logits (float32 for half).
+
+        logits: (case, class, ...), or a list of them at several scales.
+        labels: as `bin_statistics` takes them.
+        mask: (case, ...) or (case, 1, ...); voxels where it is 0 are left out.
+        """
         return self.terms(logits, labels, mask=mask).total
 
     def terms(self, logits: Logits, labels: Tensor, *, mask: Tensor | None = None) -> LossTerms:
-        """The weighted sum and each term by itself, for a log."""
+        """The weighted sum and each term by itself, for a log.
+
+        logits, labels, mask: as in a call of the loss.
+        """
         total, *terms = _over_scales(self._one_scale, logits, labels, mask).unbind()
         return LossTerms(total, *(term.detach() for term in terms))
 

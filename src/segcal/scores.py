@@ -1,16 +1,32 @@
-"""Counts beside the bins: overlap for Dice, and the sums of two proper scores. They add up as bin statistics do."""
+"""Counts beside the bins: overlap for Dice, and the sums of two proper scores. They add up as bin statistics do.
+
+`of_classes` and `of_regions` make them from tensors, with the sums per class that the losses use (`segcal.collect`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from segcal.errors import ShapeError
-from segcal.kernels.spec import SMALLEST
+from segcal.collect import Activation, Voxels, activated, read_voxels, sums_of
+from segcal.errors import RangeError, ShapeError, one_of
+from segcal.kernels.spec import (
+    CROSS_ENTROPY,
+    INTERSECTION,
+    LABEL,
+    PROBABILITY_SQUARED,
+    SUM_TOLERANCE,
+    TOLERANCE,
+    VOXELS,
+    squared_error,
+)
+
+OfClasses = Literal["softmax", "none"]
+OfRegions = Literal["sigmoid", "none"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +39,12 @@ class _CaseSums:
             raise ShapeError(f"the sums must share one shape (case, class); got {shapes}.")
 
     def __add__(self, other: Self) -> Self:
+        """Sums over the voxels of both; case i is added to case i."""
         return map_sums(torch.add, self, other)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
+        """Of the sums, in the order of the constructor."""
         return tuple(field.name for field in fields(cls))
 
 
@@ -46,11 +64,18 @@ def concatenate_sums(parts: Iterable[_Sums]) -> _Sums:
 
 @dataclass(frozen=True, eq=False)
 class OverlapCounts(_CaseSums):
-    """Voxels that a case predicts to be of a class, that are of it, and both.
+    """Voxels that are predicted to be of a class, that are of it, and both; each (case, class), float64.
+
+    They add up over voxels, cases and processes. `dice` works out the coefficient. Counts whose shapes differ are a
+    ShapeError.
+
+    predicted: voxels that are predicted to be of the class.
+    true: voxels whose label is the class.
+    both: voxels that are predicted to be of the class and are.
 
     >>> counts = OverlapCounts.of_classes(torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 0]]))
-    >>> dice(counts)
-    tensor([[0.6667,    nan]], dtype=torch.float64)
+    >>> counts.predicted.tolist(), counts.true.tolist(), counts.both.tolist()
+    ([[1.0, 1.0]], [[2.0, 0.0]], [[1.0, 0.0]])
     """
 
     predicted: Tensor
@@ -58,33 +83,69 @@ class OverlapCounts(_CaseSums):
     both: Tensor
 
     @staticmethod
-    def of_classes(probabilities: Tensor, labels: Tensor) -> OverlapCounts:
+    def of_classes(
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        activation: OfClasses = "none",
+        mask: Tensor | None = None,
+        ignore_index: int | None = None,
+    ) -> OverlapCounts:
         """Of exclusive classes: a voxel is predicted to be of its most probable one (the first, among equals).
 
-        Probabilities are (case, class, voxel), labels whole numbers, (case, voxel).
+        Errors are those of `bin_statistics`; RangeError, too, where the probabilities of a voxel do not sum to 1.
+
+        inputs: (case, class, ...), probabilities or logits of two classes or more.
+        labels: as `bin_statistics` takes them.
+        activation: "none" if the inputs are probabilities, "softmax" if they are logits.
+        mask: voxels where it is 0 are left out.
+        ignore_index: voxels with this label are left out.
         """
-        return OverlapCounts.of_prediction(probabilities.argmax(1), labels, classes=probabilities.shape[1])
+        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=True)
+        best = voxels.inputs.argmax(1, keepdim=True)
+        decided = torch.zeros_like(voxels.inputs).scatter_(1, best, 1.0)
+        return OverlapCounts._of_decisions(voxels._replace(inputs=decided), exclusive=True)
 
     @staticmethod
-    def of_prediction(predicted: Tensor, labels: Tensor, *, classes: int) -> OverlapCounts:
-        """Of predicted and true classes, both (case, voxel)."""
-        cases = len(predicted)
-        pair = labels.long() * classes + predicted
-        pair += classes**2 * torch.arange(cases, device=pair.device)[:, None]
-        confusion = torch.bincount(pair.flatten(), minlength=cases * classes**2).double().view(cases, classes, classes)
-        return OverlapCounts(confusion.sum(1), confusion.sum(2), confusion.diagonal(dim1=1, dim2=2).clone())
+    def of_regions(
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        activation: OfRegions = "none",
+        mask: Tensor | None = None,
+        ignore_index: int | None = None,
+    ) -> OverlapCounts:
+        """Of classes that may overlap: each is predicted where its probability is at least 1/2.
+
+        Errors are those of `bin_statistics`.
+
+        inputs: (case, class, ...), probabilities or logits.
+        labels: a channel per class, or an integer map where no two classes overlap in the labels.
+        activation: "none" if the inputs are probabilities, "sigmoid" if they are logits.
+        mask: voxels where it is 0 are left out.
+        ignore_index: voxels with this label are left out.
+        """
+        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=False)
+        decided = (voxels.inputs >= (0.0 if activation == "sigmoid" else 0.5)).to(voxels.inputs)
+        return OverlapCounts._of_decisions(voxels._replace(inputs=decided), exclusive=False)
 
     @staticmethod
-    def of_regions(probabilities: Tensor, labels: Tensor) -> OverlapCounts:
-        """Of classes that may overlap, predicted where the probability is at least 1/2; both (case, class, voxel)."""
-        predicted, true = probabilities >= 0.5, labels > 0
-        return OverlapCounts(*(where.sum(2).double() for where in (predicted, true, predicted & true)))
+    def _of_decisions(decided: Voxels, *, exclusive: bool) -> OverlapCounts:
+        """Of zeros and ones: sums of their squares, of labels, and of both multiplied."""
+        sums = _class_sums(decided, exclusive=exclusive)
+        return OverlapCounts(sums[..., PROBABILITY_SQUARED], sums[..., LABEL], sums[..., INTERSECTION])
 
 
 def dice(counts: OverlapCounts) -> Tensor:
-    """Dice coefficient per case and class; NaN where a class is not present, whether it is predicted or not.
+    """Dice coefficient, (case, class), float64; NaN where a class is not present, whether it is predicted or not.
 
     So MONAI has it, and the paper. Voxels predicted of an absent class count in pooled Dice, and in every error.
+
+    counts: overlap of predictions and labels, as `OverlapCounts.of_classes` finds it.
+
+    >>> counts = OverlapCounts.of_classes(torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 0]]))
+    >>> dice(counts)
+    tensor([[0.6667,    nan]], dtype=torch.float64)
     """
     total = counts.predicted + counts.true
     return torch.where(counts.true > 0, 2 * counts.both / total.clamp(min=1), torch.nan)
@@ -92,14 +153,19 @@ def dice(counts: OverlapCounts) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ScoreSums(_CaseSums):
-    """Sums over voxels of the squared error and of the negative log-likelihood, and the number of voxels.
+    """Sums over voxels of the squared error and of the negative log-likelihood; each (case, class), float64.
 
     Of a class they are binary, the class against the rest; both are proper scores. `joint_of_classes` gives those of
-    the whole distribution, one number a case.
+    the whole distribution, one number a case. They add up over voxels, cases and processes; `brier` and `nll` work out
+    the means. Probabilities count as at least 2^-24 in the logarithm. Sums whose shapes differ are a ShapeError.
+
+    squared_error: of probability and label.
+    log_loss: negative log-likelihood of the label.
+    voxels: how many were counted.
 
     >>> scores = ScoreSums.of_classes(torch.tensor([[[0.8, 0.4], [0.2, 0.6]]]), torch.tensor([[0, 0]]))
-    >>> brier(scores)
-    tensor([[0.2000, 0.2000]], dtype=torch.float64)
+    >>> scores.squared_error, scores.voxels
+    (tensor([[0.4000, 0.4000]], dtype=torch.float64), tensor([[2., 2.]], dtype=torch.float64))
     """
 
     squared_error: Tensor
@@ -107,49 +173,189 @@ class ScoreSums(_CaseSums):
     voxels: Tensor
 
     @staticmethod
-    def of_classes(probabilities: Tensor, labels: Tensor) -> ScoreSums:
-        """Of exclusive classes, each against the rest: probabilities (case, class, voxel), labels (case, voxel)."""
-        return ScoreSums.of_regions(probabilities, one_hot(labels, probabilities.shape[1]))
+    def of_classes(
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        activation: OfClasses = "none",
+        mask: Tensor | None = None,
+        ignore_index: int | None = None,
+    ) -> ScoreSums:
+        """Of exclusive classes, each against the rest.
+
+        Errors are those of `bin_statistics`; RangeError, too, where the probabilities of a voxel do not sum to 1.
+
+        inputs: (case, class, ...), probabilities or logits of two classes or more.
+        labels: as `bin_statistics` takes them.
+        activation: "none" if the inputs are probabilities, "softmax" if they are logits.
+        mask: voxels where it is 0 are left out.
+        ignore_index: voxels with this label are left out.
+        """
+        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=True)
+        return _against_rest(_activated(voxels, activation), exclusive=True)
 
     @staticmethod
-    def of_regions(probabilities: Tensor, labels: Tensor) -> ScoreSums:
-        """Of classes that may overlap, each by itself; both (case, class, voxel)."""
-        p, y = probabilities.double(), labels.double()
-        log_loss = -(y * _log(p) + (1 - y) * _log(1 - p)).sum(2)
-        return ScoreSums(((p - y) ** 2).sum(2), log_loss, torch.full_like(log_loss, p.shape[2]))
+    def of_regions(
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        activation: OfRegions = "none",
+        mask: Tensor | None = None,
+        ignore_index: int | None = None,
+    ) -> ScoreSums:
+        """Of classes that may overlap, each by itself.
+
+        Errors are those of `bin_statistics`.
+
+        inputs: (case, class, ...), probabilities or logits.
+        labels: a channel per class, or an integer map where no two classes overlap in the labels.
+        activation: "none" if the inputs are probabilities, "sigmoid" if they are logits.
+        mask: voxels where it is 0 are left out.
+        ignore_index: voxels with this label are left out.
+        """
+        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=False)
+        return _against_rest(_activated(voxels, activation), exclusive=False)
 
     @staticmethod
-    def joint_of_classes(probabilities: Tensor, labels: Tensor) -> ScoreSums:
+    def joint_of_classes(
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        activation: OfClasses = "none",
+        mask: Tensor | None = None,
+        ignore_index: int | None = None,
+    ) -> ScoreSums:
         """Of the distribution over exclusive classes, (case, 1): cross-entropy, and the squared error of all classes.
 
-        Of two classes the squared error is that of one of them, as everywhere else for a binary decision.
+        Of two classes the squared error is that of one of them, as everywhere else for a binary decision. Errors are
+        those of `of_classes`.
+
+        inputs: (case, class, ...), probabilities or logits of two classes or more.
+        labels: as `bin_statistics` takes them.
+        activation: "none" if the inputs are probabilities, "softmax" if they are logits.
+        mask: voxels where it is 0 are left out.
+        ignore_index: voxels with this label are left out.
         """
-        p, y = probabilities.double(), one_hot(labels, probabilities.shape[1]).double()
-        squared = ((p - y) ** 2).sum((1, 2), keepdim=True)[..., 0] / (2 if p.shape[1] == 2 else 1)
-        return ScoreSums(squared, -(y * _log(p)).sum((1, 2))[:, None], torch.full_like(squared, p.shape[2]))
+        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=True)
+        sums = _class_sums(_activated(voxels, activation), exclusive=True)
+        squared = squared_error(sums).sum(1, keepdim=True) / (2 if sums.shape[1] == 2 else 1)
+        return ScoreSums(squared, sums[..., CROSS_ENTROPY].sum(1, keepdim=True), sums[:, :1, VOXELS])
 
     def mean_of_classes(self) -> ScoreSums:
         """What stands for the joint scores where classes overlap and have no joint distribution, (case, 1)."""
         return map_sums(lambda sums: sums.mean(1, keepdim=True), self)
 
 
-def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """(case, voxel) labels as (case, class, voxel) zeros and ones."""
-    return torch.nn.functional.one_hot(labels.long(), classes).movedim(-1, 1)
-
-
 def brier(scores: ScoreSums) -> Tensor:
-    """Mean over voxels of the squared distance between probability and label; NaN without voxels."""
+    """Mean over voxels of the squared distance between probability and label, float64; NaN without voxels.
+
+    scores: sums, as `ScoreSums.of_classes` collects them; the result has their shape, (case, class).
+
+    >>> brier(ScoreSums.of_classes(torch.tensor([[[0.8, 0.4], [0.2, 0.6]]]), torch.tensor([[0, 0]])))
+    tensor([[0.2000, 0.2000]], dtype=torch.float64)
+    """
     return _per_voxel(scores.squared_error, scores)
 
 
 def nll(scores: ScoreSums) -> Tensor:
-    """Mean over voxels of the negative log-likelihood; NaN without voxels."""
+    """Mean over voxels of the negative log-likelihood, float64; NaN without voxels.
+
+    scores: sums, as `ScoreSums.of_classes` collects them; the result has their shape, (case, class).
+
+    >>> nll(ScoreSums.joint_of_classes(torch.tensor([[[0.5, 0.5], [0.5, 0.5]]]), torch.tensor([[0, 1]])))
+    tensor([[0.6931]], dtype=torch.float64)
+    """
     return _per_voxel(scores.log_loss, scores)
 
 
-def _log(probabilities: Tensor) -> Tensor:
-    return probabilities.clamp(min=SMALLEST).log()
+def _against_rest(voxels: Voxels, *, exclusive: bool) -> ScoreSums:
+    """Scores of each class against the rest: the log loss where it is there, and where it is not."""
+    sums = _class_sums(voxels, exclusive=exclusive)
+    absent = [_absent_log_loss(voxels, c) for c in range(voxels.inputs.shape[1])]
+    log_loss = sums[..., CROSS_ENTROPY] + torch.cat(absent, 1)
+    return ScoreSums(squared_error(sums), log_loss, sums[..., VOXELS])
+
+
+def _absent_log_loss(voxels: Voxels, c: int) -> Tensor:
+    """(case, 1): the sum of -log(1 - p) over voxels that are not of the class: the cross-entropy of what it is not."""
+    mapped = voxels.labels.shape[1] != voxels.inputs.shape[1]
+    absent = (voxels.labels != c).to(torch.uint8) if mapped else 1 - voxels.labels[:, c : c + 1]
+    complement = 1 - voxels.inputs[:, c : c + 1].double().clamp(0, 1)
+    return _class_sums(Voxels(complement, absent.contiguous(), voxels.mask), exclusive=False)[..., CROSS_ENTROPY]
+
+
+def _class_sums(voxels: Voxels, *, exclusive: bool) -> Tensor:
+    """Sums per case and class of probabilities, (case, class, 6): see `segcal.kernels.spec`."""
+    cases, classes, _ = voxels.inputs.shape
+    if not exclusive and classes > 1 and voxels.labels.shape[1] == classes:
+        voxels = _each_alone(voxels)
+    _, sums = sums_of(voxels, binning=None, activation="none", classes=True, backend=None)
+    return sums.reshape(cases, classes, -1)
+
+
+def _activated(voxels: Voxels, activation: Activation) -> Voxels:
+    return voxels._replace(inputs=activated(voxels.inputs, activation))
+
+
+def _each_alone(voxels: Voxels) -> Voxels:
+    """Every class as the only one of a case of its own: then labels may overlap."""
+    _, classes, size = voxels.inputs.shape
+    mask = None if voxels.mask is None else voxels.mask.repeat_interleave(classes, 0)
+    return Voxels(voxels.inputs.reshape(-1, 1, size), voxels.labels.reshape(-1, 1, size), mask)
+
+
+def _read(
+    inputs: Tensor,
+    labels: Tensor,
+    activation: Activation,
+    mask: Tensor | None,
+    ignore_index: int | None,
+    *,
+    exclusive: bool,
+) -> Voxels:
+    """Inputs, labels and mask as lists of voxels; refuses what is not what it is said to be."""
+    one_of("activation", activation, ("softmax", "none") if exclusive else ("sigmoid", "none"))
+    voxels = read_voxels(inputs, labels, mask=mask, ignore_index=ignore_index)
+    voxels = voxels._replace(inputs=voxels.inputs.detach())
+    if exclusive and voxels.inputs.shape[1] == 1:
+        raise ShapeError(
+            "exclusive classes must be two or more; got one. A single channel is a region: use of_regions."
+        )
+    _need_range(voxels, activation)
+    if exclusive and activation == "none":
+        _need_whole(voxels)
+    return voxels
+
+
+def _need_range(voxels: Voxels, activation: Activation) -> None:
+    """RangeError for NaN and, where there is no activation, for what is no probability."""
+    wrong = voxels.inputs.isnan()
+    if activation == "none":
+        wrong |= (voxels.inputs < -TOLERANCE) | (voxels.inputs > 1 + TOLERANCE)
+    if voxels.mask is not None:
+        wrong &= voxels.mask[:, None]
+    if bool(wrong.any()):
+        case, channel, voxel = wrong.nonzero()[0].tolist()
+        must = "probabilities must lie in [0, 1]" if activation == "none" else "logits must be numbers"
+        hint = f" If these are logits, give their activation; got activation={activation!r}."
+        raise RangeError(
+            f"{must}; case {case}, class {channel} holds {voxels.inputs[case, channel, voxel].item():.6g}."
+            f"{hint if activation == 'none' else ''}"
+        )
+
+
+def _need_whole(voxels: Voxels) -> None:
+    """RangeError where the probabilities of a voxel do not sum to 1."""
+    total = voxels.inputs.sum(1)
+    wrong = (total - 1).abs() > SUM_TOLERANCE
+    if voxels.mask is not None:
+        wrong &= voxels.mask
+    if bool(wrong.any()):
+        case, voxel = wrong.nonzero()[0].tolist()
+        raise RangeError(
+            f"the probabilities of a voxel must sum to 1; one of case {case} has {total[case, voxel].item():.4g}. "
+            f"For logits give activation='softmax'; for classes that overlap use of_regions."
+        )
 
 
 def _per_voxel(sums: Tensor, scores: ScoreSums) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from segcal._io.files import read_npz, write_npz
-from segcal.binning import Binning
+from segcal.binning import Binning, need_common_edges
 from segcal.errors import ConfigError, SegcalError, ShapeError, one_of
 
 FORMAT = "segcal bin statistics 1"
@@ -29,9 +29,16 @@ SUMS = ("count", "confidence_sum", "label_sum")
 class BinStatistics:
     """Float64 sums, each (case, class, bin), and the binning that made them.
 
+    `bin_statistics` makes them. Sums whose shapes differ, or do not fit the binning, are a ShapeError.
     Laws: adding is associative and commutative; any split of the voxels adds up to the same sums (counts
     of hard bins exactly, the rest to rounding); pooling what was concatenated equals adding;
-    0 <= label_sum <= count.
+    0 <= label_sum <= count. Equal-mass bins (`segcal.equal_mass`) have other edges in each case and class: their sums
+    can be selected and concatenated, and are refused (ConfigError) where sums of different voxels would be added.
+
+    count: voxels in each bin; for soft bins, their summed weights.
+    confidence_sum: sum of the probabilities of these voxels.
+    label_sum: sum of their labels, which are 0 or 1, or shares in between.
+    binning: the bins and their kernel.
 
     >>> from segcal import bin_statistics
     >>> one = bin_statistics(torch.tensor([[[0.1, 0.3]]]), torch.tensor([[[0.0, 1.0]]]), bins=2)
@@ -94,10 +101,14 @@ class BinStatistics:
         return torch.where(occupied, mean, torch.nan)
 
     def __add__(self, other: BinStatistics) -> BinStatistics:
-        """Sums over the voxels of both; case i is added to case i."""
+        """Sums over the voxels of both; case i is added to case i.
+
+        ConfigError where the binnings differ or the bins are equal-mass ones, ShapeError where cases or classes differ.
+        """
         if not isinstance(other, BinStatistics):
             return NotImplemented
         self._check_partner(other)
+        need_common_edges(self.binning, "added")
         if self.count.shape != other.count.shape:
             raise ShapeError(
                 f"statistics to add must have the same cases and classes; got {tuple(self.count.shape[:2])} and "
@@ -107,7 +118,10 @@ class BinStatistics:
 
     @staticmethod
     def concatenate(parts: Iterable[BinStatistics]) -> BinStatistics:
-        """The cases of all parts, in order."""
+        """The cases of all parts, in order.
+
+        parts: one or more statistics. ConfigError where their binnings differ, ShapeError where their classes do.
+        """
         parts = list(parts)
         if not parts:
             raise ShapeError("there must be at least one part to concatenate; got none.")
@@ -118,23 +132,35 @@ class BinStatistics:
         return parts[0]._map(lambda name: torch.cat([getattr(part, name) for part in parts]))
 
     def pool(self, axis: Literal["case", "class"]) -> BinStatistics:
-        """Sums over all cases (or classes), kept as an axis of length one."""
+        """Sums over one axis, which is kept with length one; ConfigError for equal-mass bins.
+
+        axis: "case" adds all cases, "class" all classes.
+        """
         one_of("axis", axis, ("case", "class"))
+        need_common_edges(self.binning, "pooled")
         dim = 0 if axis == "case" else 1
         return self._map(lambda name: getattr(self, name).sum(dim, keepdim=True))
 
     def select(
         self, *, cases: Sequence[int] | Tensor | None = None, classes: Sequence[int] | Tensor | None = None
     ) -> BinStatistics:
-        """Only these cases and classes, by index or by a boolean tensor."""
+        """Only some of the cases and classes; ShapeError for an index that is out of range.
+
+        cases: indices, or a boolean tensor with one entry per case; all if not given.
+        classes: the same for classes.
+        """
         rows, columns = self._index(cases, 0), self._index(classes, 1)
         return self._map(lambda name: _take(_take(getattr(self, name), 0, rows), 1, columns))
 
     def rebin(self, bins: int) -> BinStatistics:
-        """The same sums in fewer bins, exact on every edge. Hard bins only, and `bins` must divide their number.
+        """The same sums in fewer bins, exact on every edge.
 
-        Soft bins overlap: what a voxel would weigh in other bins cannot be told from their sums.
+        Soft bins are refused (ConfigError): they overlap, so what a voxel would weigh in other bins cannot be told from
+        their sums. Equal-mass bins are refused, too.
+
+        bins: how many; must divide the number there is.
         """
+        need_common_edges(self.binning, "rebinned")
         if self.binning.kernel != "hard":
             raise ConfigError(
                 f"only hard bins can be rebinned; these are {self.binning.kernel}. Soft bins overlap: collect them "
@@ -146,19 +172,30 @@ class BinStatistics:
         return self._map(lambda name: getattr(self, name).unflatten(2, (bins, together)).sum(3), bins=bins)
 
     def detach(self) -> BinStatistics:
+        """The same sums without a gradient."""
         return self._map(lambda name: getattr(self, name).detach())
 
     def to(self, device: torch.device | str) -> BinStatistics:
+        """The same sums on another device.
+
+        device: as torch names it.
+        """
         return self._map(lambda name: getattr(self, name).to(device))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one .npz file (no pickle inside), whole or not at all."""
+        """Write one .npz file (no pickle inside), whole or not at all.
+
+        path: the file, which is replaced if it is there.
+        """
         arrays = {name: getattr(self, name).detach().cpu().numpy() for name in SUMS}
         write_npz(Path(path), {"format": FORMAT, "binning": asdict(self.binning)}, arrays)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> BinStatistics:
-        """Read what `save` wrote."""
+        """Read what `save` wrote; SegcalError where the file holds something else.
+
+        path: the file.
+        """
         header, arrays = read_npz(path, kind=FORMAT)
         try:
             count, confidence_sum, label_sum = (torch.from_numpy(arrays[name].astype(np.float64)) for name in SUMS)
@@ -167,11 +204,14 @@ class BinStatistics:
             raise SegcalError(f"{path} must hold three sums and their binning; {error}.") from error
 
     def _check_partner(self, other: BinStatistics) -> None:
-        if other.binning != self.binning:
-            raise ConfigError(
-                f"statistics must share one binning; got {self.binning} and {other.binning}. "
-                f"Collect both alike, or rebin one of them."
+        if other.binning == self.binning:
+            return
+        remedy = "Collect both alike, or rebin one of them."
+        if other.binning.equal_mass_above != self.binning.equal_mass_above:
+            remedy = (
+                "Equal-mass bins go with equal-mass bins of the same threshold alone: use segcal.equal_mass on both."
             )
+        raise ConfigError(f"statistics must share one binning; got {self.binning} and {other.binning}. {remedy}")
 
     def _index(self, wanted: Sequence[int] | Tensor | None, dim: int) -> Tensor:
         length, word = self.count.shape[dim], ("case", "class")[dim]

@@ -137,6 +137,22 @@ def test_validate_and_test_log_each_class_that_has_a_name(tmp_path):
     assert logged(run.callback_metrics, "test") == pytest.approx(by_hand(net.network, bins=10), rel=1e-5)
 
 
+def test_the_papers_micro_average_is_chosen_by_name_and_leaves_means_over_cases_alone(tmp_path):
+    """Confidences of 0.2 (three voxels) and 0.6 (one voxel) in one bin; no label is true."""
+    batches = [torch.tensor([[[0.2, 0.2, 0.2]]]), torch.tensor([[[0.6]]])]
+
+    class Constant(LightningModule):
+        def validation_step(self, batch, index):
+            return {"probabilities": batches[index], "labels": torch.zeros_like(batches[index])}
+
+    for given, expected in (({}, (3 * 0.2 + 0.6) / 4), ({"micro": "paper"}, (0.2 + 0.6) / 2)):
+        run = trainer(tmp_path, CalibrationMonitor(activation="none", background=True, bins=1, **given))
+        run.validate(Constant(), DataLoader([0, 1]), verbose=False)
+        found = logged(run.callback_metrics)
+        assert found["ace"] == pytest.approx(expected, abs=1e-6)
+        assert found["ace_macro"] == pytest.approx((0.2 + 0.6) / 2, abs=1e-6)
+
+
 def test_an_error_can_be_worked_out_on_paper(tmp_path):
     """Two voxels with the probability 0.9, one of them right: a gap of 0.4 in one bin."""
 
@@ -323,6 +339,11 @@ def test_a_step_that_returns_something_else_is_refused_before_the_training(tmp_p
     ("options", "error", "message"),
     [
         ({"activation": "argmax"}, ConfigError, "activation must be one of 'softmax', 'sigmoid', 'none'"),
+        (
+            {"activation": "softmax", "micro": "macro"},
+            ConfigError,
+            "micro must be one of 'pooled', 'paper'; got 'macro'",
+        ),
         ({"activation": "none"}, ConfigError, "background must be given with activation='none'"),
         ({"activation": "softmax", "bins": 5, "binning": Binning(5)}, ConfigError, "give bins or a binning, not both"),
         ({"activation": "softmax", "class_names": ("bg", "x", "x")}, ConfigError, "'x' came more than once"),

@@ -163,15 +163,14 @@ def test_a_header_whose_affine_disagrees_with_its_voxel_sizes_is_read_as_predict
     check_agreement(run, tmp_path / "images", tmp_path)
 
 
-def fitted(method: str, **settings):
+def fitted(method: str, *, inputs: str = "logits"):
     """A calibrator that changes what it is given, as if it had been fitted to four classes."""
-    calibrator = make_calibrator(method, **settings)
-    calibrator.classes = 4
+    calibrator = make_calibrator(method)
     start = calibrator.start(4)
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(start.shape, generator=generator, dtype=torch.float64)
-    calibrator.set_state({"parameters": (0.6 * start + 0.2 * noise).tolist()})
-    return calibrator
+    state = {"parameters": (0.6 * start + 0.2 * noise).tolist()}
+    return calibrator.restore({"classes": 4, "inputs": inputs, "fit": None, "state": state})
 
 
 @pytest.mark.parametrize("method", ["temperature", "class-temperature", "vector", "matrix", "dirichlet"])
@@ -185,8 +184,7 @@ def test_a_linear_calibrator_is_a_step_of_the_bundle(method, run, trained, tmp_p
 
 
 def test_a_vector_calibrator_of_probabilities_sees_their_logarithms(run, trained, tmp_path):
-    calibrator = fitted("vector")
-    calibrator.inputs = "probabilities"
+    calibrator = fitted("vector", inputs="probabilities")
     check_agreement(run, trained("resampled")[1], tmp_path, calibrator)
 
 

@@ -1,5 +1,8 @@
 """MONAI's metric and handler on exact sums: the same values where MONAI is right, listed differences elsewhere."""
 
+from inspect import signature
+
+import monai.handlers
 import monai.metrics
 import pytest
 import torch
@@ -32,6 +35,19 @@ def test_values_equal_monais_off_the_edges(reduction, include_background, how):
         ours(probabilities[case : case + 1], one_hot[case : case + 1])
         theirs(probabilities[case : case + 1], one_hot[case : case + 1])
     torch.testing.assert_close(ours.aggregate(), theirs.aggregate(), rtol=0, atol=1e-6)
+
+
+def defaults(call):
+    return {name: parameter.default for name, parameter in signature(call).parameters.items()}
+
+
+def test_defaults_are_monais_so_the_background_counts_unless_it_is_left_out():
+    ours = defaults(CalibrationErrorMetric)
+    assert ours == defaults(monai.metrics.CalibrationErrorMetric)
+    assert ours["include_background"] is True
+    theirs = defaults(monai.handlers.CalibrationError)
+    for name, default in defaults(CalibrationError).items():
+        assert callable(default) or theirs[name] == default
 
 
 def test_an_integer_label_map_does_as_well_as_one_hot():

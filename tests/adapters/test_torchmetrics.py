@@ -7,7 +7,7 @@ import torch.multiprocessing as mp
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryCalibrationError
 
-from segcal import ConfigError, ace, bin_statistics, ece
+from segcal import ConfigError, ace, bin_statistics, ece, micro
 from segcal.adapters.torchmetrics import CalibrationError
 
 
@@ -18,13 +18,13 @@ def batches(number=4):
         yield probabilities, torch.randint(0, 3, (2, 50), generator=generator)
 
 
-def everything():
+def everything(reading="pooled"):
     probabilities, labels = (torch.cat(parts) for parts in zip(*batches(), strict=True))
-    return bin_statistics(probabilities, labels, bins=10).pool("case")
+    return micro(bin_statistics(probabilities, labels, bins=10), reading=reading)
 
 
 def test_batches_add_up_to_the_error_of_all_voxels():
-    metric = CalibrationError(3, error="ace", bins=10, average="none")
+    metric = CalibrationError(3, error="ace", bins=10, average="none", background=True)
     for batch in batches():
         metric.update(*batch)
     torch.testing.assert_close(metric.compute(), ace(everything())[0])
@@ -43,26 +43,45 @@ def test_a_binary_ece_equals_that_of_torchmetrics():
     assert metric.compute().item() == pytest.approx(theirs.item(), abs=1e-6)
 
 
-def test_it_works_in_a_collection_and_without_background():
+def test_it_works_in_a_collection_and_leaves_the_background_out_unless_asked_for():
     collection = MetricCollection(
-        {"ece": CalibrationError(3, bins=10), "foreground": CalibrationError(3, bins=10, background=False)}
+        {"ece": CalibrationError(3, bins=10), "everything": CalibrationError(3, bins=10, background=True)}
     )
     for batch in batches():
         collection.update(*batch)
     values = collection.compute()
     errors = ece(everything())[0]
-    assert values["ece"].item() == pytest.approx(errors.mean().item())
-    assert values["foreground"].item() == pytest.approx(errors[1:].mean().item())
+    assert values["ece"].item() == pytest.approx(errors[1:].mean().item())
+    assert values["everything"].item() == pytest.approx(errors.mean().item())
+
+
+def test_classes_one_by_one_are_those_that_count():
+    metric = CalibrationError(3, error="ace", bins=10, average="none")
+    for batch in batches():
+        metric.update(*batch)
+    torch.testing.assert_close(metric.compute(), ace(everything())[0, 1:])
+
+
+def test_the_papers_micro_average_is_chosen_by_name():
+    pooled, paper = (CalibrationError(3, error="ace", bins=10, **given) for given in ({}, {"micro": "paper"}))
+    for batch in batches():
+        pooled.update(*batch)
+        paper.update(*batch)
+    assert pooled.compute().item() == pytest.approx(ace(everything())[0, 1:].mean().item())
+    assert paper.compute().item() == pytest.approx(ace(everything("paper"))[0, 1:].mean().item())
+    assert abs(paper.compute() - pooled.compute()) > 1e-6
 
 
 def test_unknown_errors_are_refused():
     with pytest.raises(ConfigError, match="error must be one of"):
         CalibrationError(3, error="mse")
+    with pytest.raises(ConfigError, match="micro must be one of 'pooled', 'paper'; got 'macro'"):
+        CalibrationError(3, micro="macro")
 
 
 def one_process(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    metric = CalibrationError(3, error="ace", bins=10, average="none")
+    metric = CalibrationError(3, error="ace", bins=10, average="none", background=True)
     for i, batch in enumerate(batches()):
         if i % 2 == rank:
             metric.update(*batch)

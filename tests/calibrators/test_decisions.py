@@ -46,11 +46,15 @@ def test_the_most_probable_class_stays_what_it_was(adversarial, temperature, dty
         assert torch.equal(calibrator.transform(logits).argmax(0), logits.argmax(0))
 
 
+def class_temperature(inverse):
+    """Classes that overlap, each multiplied by its own number."""
+    content = {"classes": len(inverse), "inputs": "logits", "fit": None, "state": {"parameters": inverse}}
+    return ClassTemperature(activation="sigmoid").restore(content)
+
+
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_overlapping_classes_stay_on_their_side_of_a_half(adversarial, temperature):
-    by_class = ClassTemperature(activation="sigmoid")
-    by_class.classes = 3
-    by_class.set_state({"parameters": [[1 / temperature], [1.0], [temperature]]})
+    by_class = class_temperature([[1 / temperature], [1.0], [temperature]])
     mixed = (ensemble(temperature, weights, "sigmoid") for weights in WEIGHTS)
     for calibrator in (Temperature(temperature, activation="sigmoid"), by_class, *mixed):
         assert torch.equal(calibrator.transform(adversarial).sign(), adversarial.sign())
@@ -63,9 +67,7 @@ def test_rounding_does_join_classes_without_care(adversarial):
 
 
 def test_classes_that_overlap_are_scaled_each_by_its_own_temperature():
-    by_class = ClassTemperature(activation="sigmoid")
-    by_class.classes = 2
-    by_class.set_state({"parameters": [[10.0], [0.1]]})
+    by_class = class_temperature([[10.0], [0.1]])
     assert by_class.transform(torch.tensor([[2.0], [3.0]])).flatten().tolist() == pytest.approx([20, 0.3])
 
 

@@ -274,10 +274,10 @@ def test_temperatures_are_known_only_after_the_fit():
 
 def test_what_was_fitted_on_probabilities_takes_logits_as_log_probabilities(tmp_path):
     logits, labels = drawn(voxels=500)
-    fitted = VectorScaling().fit([(2 * logits.log_softmax(0), labels)])
-    wanted = fitted.transform(logits.log_softmax(0))
-    assert not torch.allclose(fitted.transform(logits), wanted)
-    fitted.inputs = "probabilities"
+    cases = [(2 * logits.log_softmax(0), labels)]
+    on_logits, fitted = VectorScaling().fit(cases), VectorScaling().fit(cases, inputs="probabilities")
+    wanted = on_logits.transform(logits.log_softmax(0))
+    assert not torch.allclose(on_logits.transform(logits), wanted)
     fitted.save(tmp_path / "c.json")
     for calibrator in (fitted, load_calibrator(tmp_path / "c.json")):
         assert torch.equal(calibrator.transform(logits), wanted)
@@ -297,3 +297,19 @@ def test_a_local_temperature_of_endless_axes_is_refused(tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(SegcalError, match="must be a calibrator that segcal wrote; cannot convert float infinity"):
         load_calibrator(path)
+
+
+@pytest.mark.parametrize(("method", "activation"), KINDS)
+def test_only_a_fit_sets_what_a_calibrator_was_fitted_on(method, activation):
+    case = drawn(activation, voxels=200)
+    calibrator = make_calibrator(method, activation=activation)
+    assert (calibrator.classes, calibrator.inputs, calibrator.report) == (None, "logits", None)
+    with pytest.raises(ConfigError, match="inputs must be one of 'logits', 'probabilities'; got 'scores'"):
+        calibrator.fit([case], inputs="scores")
+    assert not calibrator.fitted
+    calibrator.fit([case], inputs="probabilities")
+    assert (calibrator.classes, calibrator.inputs) == (3, "probabilities")
+    for name in ("classes", "inputs", "report"):
+        with pytest.raises(AttributeError):
+            setattr(calibrator, name, None)
+    assert calibrator.fit([case]).inputs == "logits"

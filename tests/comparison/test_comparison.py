@@ -348,6 +348,19 @@ def test_few_patients_are_not_tested_and_have_no_interval(patients):
     assert any("fewer than 5 patients" in note for note in notes(comparison))
 
 
+@pytest.mark.parametrize("present", [1, 4, 5])
+def test_a_class_of_few_patients_has_no_interval(present):
+    """A class present in one of 20 patients had a Dice interval of zero width."""
+    absent = [(i, 1) for i in range(present, CASES)]
+    methods = {"base": make(BASE_GAP, absent=absent), "other": make(BASE_GAP, DICE - 0.01, absent=absent)}
+    comparison = compare(methods, resamples=50, draws=1)
+    for average in ("macro", "micro pooled"):
+        entry = comparison.find("other", average=average, label="tumour")
+        ends = (entry.low, entry.high, entry.difference_low, entry.difference_high)
+        assert [math.isnan(end) for end in ends] == [present < 5] * 4
+        assert not math.isnan(comparison.find("other", average=average, label="liver").low)
+
+
 def test_stars_of_micro_averages_are_as_rare_as_they_claim():
     """Two methods that differ by chance: with the bootstrap, 12 % had ** at 3 patients and 45 % at 2."""
     generator = np.random.default_rng(3)

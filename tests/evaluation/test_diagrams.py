@@ -64,6 +64,14 @@ def test_a_bin_that_few_patients_fill_has_no_band():
     assert diagram.low[0] < diagram.frequency[0] < diagram.high[0]
 
 
+def test_a_bin_in_which_every_draw_is_alike_has_the_band_of_its_voxels():
+    """Three voxels of each of 8 patients, all of the class: chance at 97 %, but every draw has the frequency 1."""
+    stats = statistics([[[0, 3]]] * 8, [[[0, 0.97]]] * 8, [[[0, 1]]] * 8)
+    diagram = reliability(stats, patients=[str(i) for i in range(8)])
+    assert diagram.low[1].item() == pytest.approx(wilson(torch.tensor(24.0), torch.tensor(24.0))[0].item())
+    assert diagram.low[1] < 0.97 < diagram.high[1] == 1
+
+
 def test_a_dataset_histogram_counts_cases_by_frequency_in_each_bin():
     stats = statistics(
         [[[5, 5]], [[5, 0]], [[5, 5]], [[5, 5]]],

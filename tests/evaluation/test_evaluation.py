@@ -113,6 +113,25 @@ def test_concatenation_puts_cases_side_by_side():
     torch.testing.assert_close(dice(both.overlap), expected)
 
 
+def test_concatenation_keeps_what_is_known_of_all_parts():
+    one, other = make(seed=1)[0], make(seed=2)[0]
+    failure = {"case": "bad", "kind": "FileError", "message": "cannot be read."}
+    one = replace(
+        one, provenance={"versions": {"segcal": "1"}, "files": {"1-0": 3}, "failures": [], "options": {"a": 1}}
+    )
+    other = replace(
+        other,
+        provenance={"versions": {"segcal": "1"}, "files": {"2-0": 4}, "failures": [failure], "options": {"a": 2}},
+    )
+    assert Evaluation.concatenate([one, other]).provenance == {
+        "versions": {"segcal": "1"},
+        "files": {"1-0": 3, "2-0": 4},
+        "failures": [failure],
+        "parts": [{"options": {"a": 1}}, {"options": {"a": 2}}],
+    }
+    assert Evaluation.concatenate([make(seed=1)[0], make(seed=2)[0]]).provenance == {"note": "ünicode"}
+
+
 def test_concatenation_refuses_twice_the_same_case_and_other_classes():
     evaluation = make()[0]
     with pytest.raises(ConfigError, match="0-0"):

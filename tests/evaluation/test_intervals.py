@@ -53,6 +53,18 @@ def test_patients_come_from_a_file(tmp_path):
         patients_of(["a"], str(path))
 
 
+def test_a_case_without_a_patient_or_with_two_is_refused(tmp_path):
+    """Cases without one were all of one patient, and of two the last counted."""
+    path = tmp_path / "patients.csv"
+    path.write_text("case,patient\na,1\na,1\n,\n")
+    assert patients_of(["a"], str(path)) == ("1",)
+    both = "one patient of each case; 'a' has '1' and '2'"
+    for row, message in (("a,2", both), ("b,", "got 'b' and ''"), ("b", "got 'b' and None")):
+        path.write_text(f"case,patient\na,1\n{row}\n")
+        with pytest.raises(ConfigError, match=message):
+            patients_of(["a"], str(path))
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [("(", "regular expression"), ("abc", "must have a group"), (r"x(\d+)", "does not match 'a1'")],

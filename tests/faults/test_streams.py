@@ -86,6 +86,7 @@ def commands(data: Path) -> dict[str, list[object]]:
         "study list": ["study", "list"],
         "study plan": ["study", "plan", "phantom", "--data", data],
         "help": ["evaluate", "--help"],
+        "help of all": ["--help"],
         "version": ["--version"],
     }
 
@@ -136,7 +137,7 @@ def test_a_full_stdout_is_a_sentence(name, data, monkeypatch, capfd):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("name", ["evaluate", "study --list", "help"])
+@pytest.mark.parametrize("name", ["evaluate", "study --list", "help", "help of all"])
 def test_a_full_stdout_is_a_sentence_to_a_process(name, data):
     with open("/dev/full", "wb") as full:
         done = run(commands(data)[name], stdout=full.fileno())

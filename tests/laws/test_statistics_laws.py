@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import oracle
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from segcal import Binning, BinStatistics, ace, bin_statistics, ece, mce
+from segcal import Binning, BinStatistics, ConfigError, ace, bin_statistics, ece, equal_mass, mce
 
 SUMS = ("count", "confidence_sum", "label_sum")
 BINNINGS = st.one_of(
@@ -133,3 +134,28 @@ def test_more_bins_never_hide_a_gap(image):
     """Joining hard bins can only let gaps of opposite sign cancel: the ECE of fewer bins is not larger."""
     fine = bin_statistics(*image, bins=40)
     assert (ece(fine.rebin(8)) <= ece(fine) + 1e-9).all()
+
+
+@given(images(cases=1), images(cases=1), st.integers(1, 12), st.sampled_from([0, 0.01, 0.3]))
+def test_equal_mass_bins_of_what_was_concatenated_are_those_of_each_part(a, b, bins, above):
+    fine = [bin_statistics(p, y, bins=1200).select(classes=[0]) for p, y in (a, b)]
+    even = [equal_mass(part, bins, above=above) for part in fine]
+    assert_same(equal_mass(BinStatistics.concatenate(fine), bins, above=above), BinStatistics.concatenate(even))
+
+
+@given(images(), st.integers(1, 12), st.sampled_from([0, 0.01, 0.3]))
+def test_equal_mass_bins_keep_the_sums_above_the_threshold(image, bins, above):
+    fine = bin_statistics(*image, bins=1200)
+    even, kept = equal_mass(fine, bins, above=above), fine.binning.edges[:-1] >= above
+    for name in SUMS:
+        torch.testing.assert_close(getattr(even, name).sum(-1), (getattr(fine, name) * kept).sum(-1))
+
+
+@given(images(), st.integers(1, 12), st.data())
+def test_equal_mass_bins_join_nothing_that_has_other_edges(image, bins, data):
+    even = equal_mass(bin_statistics(*image, bins=1200), bins)
+    uniform = bin_statistics(*image, bins=bins)
+    joins = [lambda: even + even, lambda: even + uniform, lambda: uniform + even, lambda: even.pool("case")]
+    joins += [lambda: even.pool("class"), lambda: even.rebin(1), lambda: BinStatistics.concatenate([even, uniform])]
+    with pytest.raises(ConfigError, match=r"(?i)equal-mass bins"):
+        data.draw(st.sampled_from(joins))()

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from segcal import Binning, BinStatistics, ConfigError, Evaluation, FileError, O
 from segcal.comparison.comparison import compare
 from segcal.comparison.matching import match_cases
 from segcal.evaluation.diagrams import reliability, reliability_histogram
+from segcal.evaluation.intervals import calibrated_draws
 from segcal.report import ReportMap, build_report, reading
 from segcal.report.content import method_diagrams
 from segcal.report.page import embedded_json
@@ -185,6 +187,15 @@ def test_a_bin_that_one_patient_fills_is_not_told():
         sums[1:, :, 60 * 15 + 30] = 0
     labels[0, :, 60 * 15 + 30] = 300  # of 1,000 at 78 %
     assert "well calibrated" in read({"net": evaluation})[0]
+
+
+def test_of_many_bins_those_that_chance_alone_moves_are_not_told():
+    """Labels drawn from the probabilities: one bin of twenty lies outside its band, and 9 of 10 methods were off."""
+    calibrated = make(CENTRES, CENTRES, cases=8)
+    few = replace(calibrated.statistics, count=calibrated.statistics.count / 10)
+    few = replace(few, confidence_sum=few.confidence_sum / 10)
+    told = [read({"net": replace(calibrated, statistics=drawn)})[0] for drawn in calibrated_draws(few, number=10)]
+    assert sum("net is well calibrated" in paragraph for paragraph in told) >= 9
 
 
 def test_an_empty_bin_does_not_break_a_range():

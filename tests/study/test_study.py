@@ -345,7 +345,7 @@ def test_slurm_prints_a_job_for_each_open_run(root, tmp_path):
         (["run", "phantom"], "--out must be given"),
         (["run", "phantom", "--out", "x", "--jobs", "2", "--dask", "tcp://x:1"], "got both"),
         (["run", "nothing", "--out", "x"], "a study must be a .toml file"),
-        (["run", "phantom", "--out", "x", "--set", "training.epochs"], "key=value"),
+        (["run", "phantom", "--out", "x", "--set", "training.epochs"], "KEY=VALUE"),
         (["run", "phantom", "--out", "x", "--choose", "dsc"], "a condition must be"),
         (["run", "phantom", "--out", "x", "--only", "a"], "--only"),
         (["plan", "phantom", "--slurm"], "--out must be given"),

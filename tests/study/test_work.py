@@ -181,7 +181,7 @@ def test_a_baseline_that_cannot_be_judged_leaves_no_choice():
 def test_a_run_tells_how_many_cases_failed_and_why():
     failures = [Failure(f"case_{i}", "GridError", f"is off by {i}.") for i in range(5)]
     with pytest.raises(SegcalError, match=r"5 failed: case_0: is off by 0; .*; case_2: is off by 2 and 2 more\."):
-        work._need_all(SimpleNamespace(evaluation=None, failures=failures))
+        work._need_all(SimpleNamespace(measured=None, failures=failures))
 
 
 def test_results_of_a_study_whose_baseline_is_gone_do_not_stay(shop, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from monai import transforms
 from segcal.training.config import make_config
 from segcal.training.data import EpochOrder, Patches, augmentation, cut_patch, patch_loader, patch_start
 from segcal.training.distributed import Processes
-from segcal.training.preprocessing import Geometry, PreparedCase
+from segcal.training.preprocessing import OriginalGrid, PreparedCase
 
 SHAPE, PATCH = (20, 18, 16), (12, 8, 8)
 CLASSES = 4
@@ -25,7 +25,7 @@ def prepared(shape=SHAPE, *, labelled=True) -> PreparedCase:
     if labelled:
         for value, axis in ((1, 0), (2, 1), (3, 2)):
             np.moveaxis(labels, axis, 0)[1 + 3 * value : 5 + 3 * value] = value
-    geometry = Geometry(shape, ((0, 1), (1, 1), (2, 1)), tuple((0, n) for n in shape))
+    geometry = OriginalGrid(shape, ((0, 1), (1, 1), (2, 1)), tuple((0, n) for n in shape))
     return PreparedCase(labels[None].astype(np.float32), labels, np.argwhere(labels).astype(np.int32), geometry)
 
 

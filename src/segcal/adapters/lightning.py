@@ -25,11 +25,10 @@ except ImportError:  # the same package under its older name
     from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[import-not-found]
 
 from segcal.binning import Binning
-from segcal.collect import bin_statistics
+from segcal.collect import Activation, activated, bin_statistics
 from segcal.errors import ConfigError, LabelError, ShapeError, distinct, one_of
 from segcal.evaluation.diagrams import reliability
-from segcal.losses import Activation
-from segcal.metrics import ERRORS
+from segcal.metrics import ERRORS, MicroReading, micro
 from segcal.plots.reliability import reliability_grid
 from segcal.plots.style import COLUMN_IN, PAGE_IN, SCREEN_DPI, default_settings, new_figure
 from segcal.statistics import BinStatistics
@@ -41,21 +40,29 @@ _Batch = tuple[list[Hashable] | None, BinStatistics]  # names of its cases, if t
 
 
 class CalibrationMonitor(Callback):
-    """Logs `val_ace`, `val_ece`, `val_mce` over all voxels and, as `val_ace_macro` and so on, as means over cases.
+    """Logs `val_ace`, `val_ece`, `val_mce` as micro averages and, as `val_ace_macro` and so on, as means over cases.
 
-    All are means over classes; with `class_names`, each class is logged, too, as `val_ace_liver`. Under
-    `trainer.test` names begin with `test`. The sanity check is not counted.
+    All are means over classes, without the background. Under `trainer.test` names begin with `test`. The sanity check
+    is not counted. After an epoch `statistics` has the sums of all cases and classes, `cases` their names.
 
     A step returns a dict with `logits` (`probabilities` for activation="none") and `labels`, as `bin_statistics`
-    takes them; it may hold a `mask`, and in `cases` a name for each case of the batch. `read`, given what the step
-    returned and its batch, makes such a dict of anything else. A name counts once, whichever processes saw it:
-    Lightning deals some cases twice where their number cannot be divided by that of processes. So several processes
-    need names.
+    takes them; it may hold a `mask`, and in `cases` a name for each case of the batch. A name counts once, whichever
+    processes saw it: Lightning deals some cases twice where their number cannot be divided by that of processes. So
+    several processes need names. A step that returns something else is a ConfigError in the first batch.
 
-    `background` says whether the first class counts; if not given, that of a softmax does not, and a sigmoid has
-    none. Reliability diagrams, one of each class, go to loggers that take images, every so many validations
-    (`diagram_every`; 0 for never). Of several loaders it sees one; another monitor, with a `prefix` for its names,
-    may see the next. After an epoch `statistics` has the sums of all cases and classes, `cases` their names.
+    activation: "softmax", "sigmoid" or "none", which says what the step returns.
+    bins: number of hard bins; 20 if neither this nor a binning is given.
+    binning: bins and kernel, in place of `bins`.
+    class_names: of all classes, the background's included. Then each class is logged, too, as `val_ace_liver`.
+    background: whether the first class counts. If not given, that of a softmax does not, and a sigmoid has none; with
+        activation="none" it must be given.
+    micro: "pooled" adds the voxels of all cases; "paper" takes the mean over cases as the confidence of a bin.
+    ignore_index: voxels with this label are left out.
+    read: a function of what the step returned and its batch that makes the dict above.
+    loader: which validation loader is seen, where there are several. Another monitor may see the next.
+    prefix: before all names that are logged; must differ between monitors.
+    diagram_every: reliability diagrams, one of each class, go to loggers that take images, every so many validations;
+        0 for never.
     """
 
     statistics: BinStatistics | None = None
@@ -69,6 +76,7 @@ class CalibrationMonitor(Callback):
         binning: Binning | None = None,
         class_names: Sequence[str] | None = None,
         background: bool | None = None,
+        micro: MicroReading = "pooled",
         ignore_index: int | None = None,
         read: Callable[[Any, Any], Any] | None = None,
         loader: int = 0,
@@ -76,11 +84,12 @@ class CalibrationMonitor(Callback):
         diagram_every: int = 1,
     ) -> None:
         one_of("activation", activation, get_args(Activation))
+        one_of("micro", micro, get_args(MicroReading))
         if bins is not None and binning is not None:
             raise ConfigError("give bins or a binning, not both; Binning(bins=..., kernel=...) holds the bins.")
         if background is None and activation == "none":
             raise ConfigError("background must be given with activation='none': True if the first class counts.")
-        self.activation, self.ignore_index, self.read = activation, ignore_index, read
+        self.activation, self.micro, self.ignore_index, self.read = activation, micro, ignore_index, read
         self.binning = binning or Binning(20 if bins is None else bins)
         self.class_names = None if class_names is None else tuple(class_names)
         distinct("class_names", self.class_names or ())
@@ -131,7 +140,7 @@ class CalibrationMonitor(Callback):
                 f"got {_described(found)}. Return them, or give CalibrationMonitor a `read` that makes such a dict."
             )
         stats = bin_statistics(
-            _activated(found[key].detach(), self.activation),
+            activated(found[key].detach(), self.activation),
             found["labels"],
             binning=self.binning,
             mask=found.get("mask"),
@@ -163,8 +172,9 @@ class CalibrationMonitor(Callback):
         counted = range(self.first_class, self.statistics.classes)
         shown = self.statistics.select(classes=counted)
         names = None if self.class_names is None else [self.class_names[i] for i in counted]
+        values = _values(shown, names, self.micro)
         # All processes have the same values; their mean is what Lightning wants to hear of.
-        module.log_dict({f"{prefix}_{name}": value for name, value in _values(shown, names).items()}, sync_dist=True)
+        module.log_dict({f"{prefix}_{name}": value for name, value in values.items()}, sync_dist=True)
         if trainer.is_global_zero and self.diagram_every and self._epochs % self.diagram_every == 0:
             _log_diagram(trainer, f"{prefix}_reliability", shown, names or [f"class {i}" for i in counted])
         self._epochs += 1
@@ -174,14 +184,6 @@ def _described(found: Any) -> str:
     if not isinstance(found, Mapping):
         return "nothing" if found is None else f"a {type(found).__name__}"
     return "a dict of " + (", ".join(f"{key} ({type(value).__name__})" for key, value in found.items()) or "nothing")
-
-
-def _activated(inputs: Tensor, activation: Activation) -> Tensor:
-    """Probabilities, from half precision in single."""
-    wide = inputs if inputs.dtype == torch.float64 else inputs.float()
-    if activation == "none":
-        return wide
-    return wide.softmax(1) if activation == "softmax" else wide.sigmoid()
 
 
 def _names(given: Any, cases: int, processes: int) -> list[Hashable] | None:
@@ -217,11 +219,11 @@ def _each_once(batches: Sequence[_Batch]) -> tuple[BinStatistics, tuple[Hashable
     return stats.select(cases=list(rows.values())), tuple(rows)
 
 
-def _values(stats: BinStatistics, names: Sequence[str] | None) -> dict[str, float]:
-    """Errors over all voxels and as means over cases: the mean over classes, and each class that has a name."""
-    values = {}
+def _values(stats: BinStatistics, names: Sequence[str] | None, reading: MicroReading) -> dict[str, float]:
+    """Micro averages and means over cases: the mean over classes, and each class that has a name."""
+    values, together = {}, micro(stats, reading=reading)
     for metric, error in ERRORS.items():
-        for name, errors in ((metric, error(stats.pool("case"))), (f"{metric}_macro", error(stats))):
+        for name, errors in ((metric, error(together)), (f"{metric}_macro", error(stats))):
             values[name] = errors.nanmean().item()
             for label, column in zip(names or (), errors.unbind(1), strict=False):
                 values[f"{name}_{label}"] = column.nanmean().item()

@@ -95,7 +95,23 @@ class _L1ACELoss(_Loss):
 
 
 class HardL1ACELoss(_L1ACELoss):
-    """Hard-binned L1 average calibration error."""
+    """Hard-binned L1 average calibration error, with the signature that MONAI proposes.
+
+    num_bins: how many bins.
+    include_background: whether channel 0 counts. It does by default, as in MONAI.
+    to_onehot_y: whether the target is a label map, B1HW[D], rather than one-hot, BNHW[D].
+    sigmoid: applies a sigmoid to the input.
+    softmax: applies a softmax to the input. At most one of these two and `other_act` may be given (ConfigError).
+    other_act: a function to apply to the input instead.
+    reduction: "mean", "sum" or "none", over cases and classes.
+    weight: a factor, or one for each class that counts.
+    right: closes bins on the right rather than on the left.
+    ignore_empty_classes: makes the error of a class without ground truth zero.
+
+    >>> loss = HardL1ACELoss(num_bins=5, include_background=False, to_onehot_y=True)
+    >>> loss(torch.tensor([[[0.9, 0.7], [0.1, 0.3]]]), torch.tensor([[[1, 0]]]))  # gaps of 0.9 and 0.3
+    tensor(0.6000)
+    """
 
     def __init__(
         self,
@@ -124,10 +140,17 @@ class HardL1ACELoss(_L1ACELoss):
 
 
 class SoftL1ACELoss(_L1ACELoss):
-    """Soft-binned L1 average calibration error (triangular kernel).
+    """Soft-binned L1 average calibration error (triangular kernel), with the signature that MONAI proposes.
 
-    `right` is accepted for its place in the signature: a voxel on an edge belongs to both bins alike, so it
-    has nothing to decide.
+    num_bins, include_background, to_onehot_y, sigmoid, softmax, other_act, reduction, weight: as in `HardL1ACELoss`.
+    empty_weight: a bin whose summed weight is below this is empty.
+    right: accepted for its place in the signature. A voxel on an edge belongs to both bins alike, so it has nothing
+        to decide.
+    ignore_empty_classes: makes the error of a class without ground truth zero.
+
+    >>> loss = SoftL1ACELoss(num_bins=2, to_onehot_y=True)
+    >>> loss(torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]), torch.tensor([[[0, 1]]]))
+    tensor(0.)
     """
 
     def __init__(
@@ -158,7 +181,15 @@ class SoftL1ACELoss(_L1ACELoss):
 
 
 class CalibrationErrorMetric(monai.metrics.CalibrationErrorMetric):
-    """MONAI's metric, with its arguments and reductions, on exact sums; y may also be an integer label map."""
+    """MONAI's metric, with its arguments, defaults and reductions, on exact sums; y may also be an integer label map.
+
+    Its values are of each case and class; MONAI's own default counts the background (include_background=True).
+
+    >>> metric = CalibrationErrorMetric(num_bins=5, include_background=False, calibration_reduction="average")
+    >>> _ = metric(torch.tensor([[[0.9, 0.7], [0.1, 0.3]]]), torch.tensor([[[1, 0]]]))  # gaps of 0.9 and 0.3
+    >>> metric.aggregate()
+    tensor([0.6000])
+    """
 
     def _compute_tensor(self, y_pred: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
         binning = Binning(self.num_bins, closed="right" if self.right else "left")
@@ -168,7 +199,15 @@ class CalibrationErrorMetric(monai.metrics.CalibrationErrorMetric):
 
 
 class CalibrationError(IgniteMetricHandler):
-    """MONAI's Ignite handler around the metric above."""
+    """MONAI's Ignite handler around the metric above.
+
+    num_bins: how many bins.
+    include_background: whether channel 0 counts. It does by default, as in MONAI.
+    calibration_reduction: "expected" (ECE), "average" (ACE) or "maximum" (MCE).
+    metric_reduction: over cases and classes, by the words of MONAI.
+    output_transform: makes (probabilities, labels) of what the engine puts out.
+    save_details: whether values of each case and class go to `engine.state.metric_details`.
+    """
 
     def __init__(
         self,

@@ -33,9 +33,28 @@ def apply_calibrator(
 ) -> Maps:
     """Write calibrated maps of all predictions in a folder, in their own format and on their own grid.
 
-    Logits become logits, probabilities probabilities. `nifti`: arrays, as the .npz files of nnU-Net, become NIfTI
-    images in the place of the label map beside them. Maps that are there already, of the same file and calibrator,
+    Logits become logits, probabilities probabilities. Maps that are there already, of the same file and calibrator,
     stay; a case that fails does not stop the others. Files beside the predictions that name classes are copied.
+    ConfigError where the calibrator does not fit the predictions.
+
+    calibrator: one that was fitted, or its file.
+    predictions: folder of probability maps or logits, or one file.
+    out: folder for the calibrated maps, outside of the predictions.
+    options: how to read the predictions: whether they are logits. Names, regions and an ignored label do not matter.
+    nifti: makes NIfTI images of arrays, as the .npz files of nnU-Net, in the place of the label map beside them.
+    progress: is called with steps done, all steps and a text.
+
+    >>> import tempfile
+    >>> import nibabel, numpy as np
+    >>> from segcal.calibrators import Temperature
+    >>> probabilities = np.tile(np.array([0.1, 0.9], np.float32), (2, 2, 2, 1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, "predictions").mkdir()
+    ...     nibabel.save(nibabel.Nifti1Image(probabilities, np.eye(4)), f"{folder}/predictions/case_0.nii.gz")
+    ...     maps = apply_calibrator(Temperature(2.0), f"{folder}/predictions", f"{folder}/calibrated")
+    ...     calibrated_map = nibabel.load(f"{folder}/calibrated/case_0.nii.gz").get_fdata()
+    >>> calibrated_map[0, 0, 0].round(2).tolist()
+    [0.25, 0.75]
     """
     fitted = calibrator if isinstance(calibrator, Calibrator) else load_calibrator(calibrator)
     logits = options is not None and options.logits

@@ -30,6 +30,7 @@ from segcal.calibrators import (
     load_calibrator,
     make_calibrator,
 )
+from segcal.calibrators.calibrator import Inputs
 from segcal.calibrators.cost import APPLIED, duration, fit_seconds
 from segcal.calibrators.local import SURE
 from segcal.errors import ConfigError, SegcalError, check_seed
@@ -91,9 +92,37 @@ def fit_calibrator(
 ) -> Fitted:
     """Fit a calibrator to all cases that both folders have, write it to `out`, and cross-validate it over patients.
 
-    `folds`: 5, or as many as there are patients, if not given; 0 fits without the check. A case that cannot be read
-    or makes no sense is a failure with a sentence, and is left out of the fit. `say` is told about how long it all
-    takes.
+    A case that cannot be read or makes no sense is a failure with a sentence, and is left out of the fit. Interrupted
+    and called again, it goes on where it was. Raises ConfigError for options that cannot be used, SegcalError where no
+    fit is best.
+
+    predictions: folder of probability maps or logits that the network made of cases it was not trained on.
+    labels: folder of label maps with the same names.
+    out: file of the calibrator, as calibrator.json.
+    method: see `make_calibrator`.
+    settings: of the method, by name.
+    options: how to read the predictions: logits, overlapping classes, names, regions, the label to ignore.
+    bins: of the errors in the check.
+    folds: of the cross-validation; 5, or as many as there are patients, if not given. 0 fits without the check.
+    patients: which cases belong together, as in `compare`.
+    seed: of the folds.
+    progress: is called with steps done, all steps and a text.
+    say: is told about how long it all takes.
+
+    >>> import tempfile
+    >>> import nibabel, numpy as np
+    >>> labels = np.arange(64, dtype=np.uint8).reshape(4, 4, 4) % 2
+    >>> there = np.where(labels == 1, 0.99, 0.01)
+    >>> there[0] = 1 - there[0]  # one voxel in four is wrong
+    >>> arrays = {"predictions": np.stack([1 - there, there], -1).astype(np.float32), "labels": labels}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, array in arrays.items():
+    ...         Path(folder, name).mkdir()
+    ...         nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), f"{folder}/{name}/case_0.nii.gz")
+    ...     paths = f"{folder}/predictions", f"{folder}/labels", f"{folder}/calibrator.json"
+    ...     fitted = fit_calibrator(*paths, method="temperature", folds=0)
+    >>> round(fitted.calibrator.temperature, 2)  # which makes 0.75 of 0.99
+    4.18
     """
     meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), bins=bins)
     activation = activation_of(_channels(pairing.cases), meant)
@@ -291,13 +320,15 @@ class _Fits:
         """A new calibrator fitted to the cases at these places."""
         cases = list(self.cases.values())
         calibrator = make_calibrator(self.blank.method, **self.blank.settings())
-        calibrator.inputs = "logits" if cases[0].options.logits else "probabilities"
+        inputs: Inputs = "logits" if cases[0].options.logits else "probabilities"
         stream = _Watched([cases[i] for i in places], tell)
         if isinstance(calibrator, _BEGIN_FROM_A_DRAW) and self.sample is not None:
-            return calibrator.fit(stream, sample=self.sample.select(places))
+            return calibrator.fit(stream, inputs=inputs, sample=self.sample.select(places))
         if isinstance(calibrator, LocalTemperature):
-            return calibrator.fit(stream, progress=lambda share: tell((1 + share) / 2, f"{share:.0%} of training"))
-        return calibrator.fit(stream)
+            return calibrator.fit(
+                stream, inputs=inputs, progress=lambda share: tell((1 + share) / 2, f"{share:.0%} of training")
+            )
+        return calibrator.fit(stream, inputs=inputs)
 
 
 def _measured(

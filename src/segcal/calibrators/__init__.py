@@ -59,6 +59,14 @@ __all__ = [
 def make_calibrator(method: str, **settings: Any) -> Calibrator:
     """A calibrator by the name of its method, not fitted yet.
 
+    ConfigError for a method or a setting that does not exist, or that is out of range.
+
+    method: one of "temperature", "class-temperature", "vector", "matrix", "dirichlet", "platt", "beta", "isotonic",
+        "histogram", "ensemble-temperature" and "local-temperature".
+    settings: arguments of the class of that method, such as `activation`.
+
+    >>> make_calibrator("histogram", bins=10, activation="sigmoid")
+    HistogramBinning(activation='sigmoid', bins=10, edges='width')
     >>> make_calibrator("vector").fitted
     False
     """
@@ -77,31 +85,25 @@ def make_calibrator(method: str, **settings: Any) -> Calibrator:
 
 
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
-    """A calibrator that `save` wrote."""
+    """A calibrator that `Calibrator.save` wrote. Nothing is unpickled.
+
+    FileError where the file cannot be read, SegcalError where it holds something else.
+
+    path: the JSON file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Temperature(2.0).save(f"{folder}/calibrator.json")
+    ...     load_calibrator(f"{folder}/calibrator.json").temperature
+    2.0
+    """
     try:
         content = parse_json(Path(path).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
-        calibrator = make_calibrator(content["method"], **content["settings"])
-        classes, inputs, report = content["classes"], content["inputs"], content["fit"]
-        one_of("inputs", inputs, ("logits", "probabilities"))
-        if classes is not None and not (isinstance(classes, int) and classes >= 1):
-            raise ValueError("its classes must be a whole number")
-        calibrator.classes, calibrator.inputs = classes, inputs
-        calibrator.report = None if report is None else _report(report)
-        calibrator.set_state(content["state"])
+        return make_calibrator(content["method"], **content["settings"]).restore(content)
     except OSError as error:
         raise FileError(f"{path} must be a calibrator; {error.strerror or error}.") from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         reason = f"it lacks {error}" if isinstance(error, LookupError) else str(error).rstrip(".")
         raise SegcalError(f"{path} must be a calibrator that segcal wrote; {reason}.") from error
-    return calibrator
-
-
-def _report(content: dict[str, Any]) -> FitReport:
-    lists = {name: tuple(content[name]) for name in ("sampling_errors", "notes")}
-    numbers = {
-        name: float("nan") if content[name] is None else float(content[name])
-        for name in ("before", "after", "gradient")
-    }
-    return FitReport(**content | lists | numbers)

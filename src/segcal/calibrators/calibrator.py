@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from segcal.errors import ConfigError, LabelError, SegcalError, ShapeError, one_
 FORMAT = "segcal calibrator 1"
 Activation = Literal["softmax", "sigmoid"]
 Inputs = Literal["logits", "probabilities"]
+"""What a calibrator is fitted on; for "probabilities" logits are taken as log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,31 @@ class FitReport:
     """Standard error that the draw adds to each parameter."""
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Self:
+        """A report as the JSON of a calibrator has it; LookupError, TypeError or ValueError for anything else."""
+        lists = {name: tuple(content[name]) for name in ("sampling_errors", "notes")}
+        numbers = {
+            name: math.nan if content[name] is None else float(content[name])
+            for name in ("before", "after", "gradient")
+        }
+        return cls(**content | lists | numbers)
+
 
 class Calibrator(ABC):
     """Maps logits to calibrated logits, after a fit to cases that the network was not trained on.
 
-    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
+    `make_calibrator` makes one by the name of its method. What the fit found belongs to the calibrator and is set by
+    `fit` alone: `classes` and `inputs`, the parameters of the method, and `report` on how the fit went.
+
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap; ConfigError for another word.
+
+    >>> from segcal import make_calibrator
+    >>> logits = torch.tensor([[4.0, 4.0, 4.0, 0.0], [0.0, 0.0, 0.0, 4.0]])  # (class, voxel)
+    >>> labels = torch.tensor([0, 0, 1, 1])  # one voxel in four is wrong
+    >>> calibrator = make_calibrator("temperature").fit([(logits, labels)])
+    >>> calibrator.transform(logits).softmax(0)[0]
+    tensor([0.7500, 0.7500, 0.7500, 0.2500])
     """
 
     method: ClassVar[str]
@@ -60,15 +81,38 @@ class Calibrator(ABC):
     def __init__(self, *, activation: Activation = "softmax") -> None:
         one_of("activation", activation, ("softmax", "sigmoid"))
         self.activation = activation
-        self.classes: int | None = None
-        """Set by the fit; None: not fitted, or good for any number."""
-        self.inputs: Inputs = "logits"
-        """What it was fitted on; for "probabilities" logits are taken as log-probabilities."""
-        self.report: FitReport | None = None
+        self._classes: int | None = None
+        self._inputs: Inputs = "logits"
+        self._report: FitReport | None = None
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes it was fitted on; None: not fitted, or good for any number."""
+        return self._classes
+
+    @property
+    def inputs(self) -> Inputs:
+        """What it was fitted on: "logits" or "probabilities"."""
+        return self._inputs
+
+    @property
+    def report(self) -> FitReport | None:
+        """How the fit went; None: there was none."""
+        return self._report
 
     @abstractmethod
-    def fit(self, cases: CaseStream) -> Self:
-        """Itself, fitted to cases that can be gone through several times (see `segcal.calibrators.stream`)."""
+    def fit(self, cases: CaseStream, *, inputs: Inputs = "logits") -> Self:
+        """Itself, fitted. SegcalError where no fit is best, or where a class has no voxel and each needs its own.
+
+        cases: (logits, labels) of each case, logits (class, ...) and labels (...), in a list or another object that can
+            be iterated several times. See `segcal.calibrators.stream` for cases that do not fit in memory.
+        inputs: what the logits are. "probabilities" says that they are logarithms of probabilities, which lack the
+            constant that softmax removes; `transform` then removes it, too.
+        """
+
+    def _end_fit(self, classes: int | None, inputs: Inputs, report: FitReport) -> None:
+        """Take over what a fit has in common with those of all methods."""
+        self._classes, self._inputs, self._report = classes, inputs, report
 
     @abstractmethod
     def _apply(self, logits: Tensor) -> Tensor:
@@ -101,10 +145,33 @@ class Calibrator(ABC):
 
     @abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` gave; ValueError, LookupError or TypeError where it is something else."""
+        """Take over what `state` gave; ValueError, LookupError or TypeError where it is something else.
+
+        state: numbers and lists, as JSON has them.
+        """
+
+    def restore(self, content: dict[str, Any]) -> Self:
+        """Itself, as fitted as the one whose `to_json` gave this content; errors as those of `set_state`.
+
+        content: what is in the JSON, whose method and settings are those of this calibrator.
+        """
+        classes, inputs, report = content["classes"], content["inputs"], content["fit"]
+        check_inputs(inputs)
+        if classes is not None and not (isinstance(classes, int) and classes >= 1):
+            raise ValueError("its classes must be a whole number")
+        self._classes, self._inputs = classes, inputs
+        self._report = None if report is None else FitReport.from_json(report)
+        self.set_state(content["state"])
+        return self
 
     def transform(self, logits: Tensor, *, image: Tensor | None = None) -> Tensor:
-        """Calibrated logits of (class, ...) ones, in their precision; an image (channel, ...) is for those that ask."""
+        """Calibrated logits, in the precision of those given (float32 for half).
+
+        ConfigError before the fit, ShapeError for another number of classes than that of the fit.
+
+        logits: (class, ...), of one case.
+        image: (channel, ...) on the same grid, for a local temperature that was fitted with images.
+        """
         self.check(logits)
         values = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         if self.inputs == "probabilities" and self.activation == "softmax" and not self.any_shift:
@@ -124,7 +191,10 @@ class Calibrator(ABC):
         return calibrated.reshape(logits.shape)
 
     def check(self, logits: Tensor) -> None:
-        """Refuse logits that this calibrator was not fitted for."""
+        """Refuse logits that this calibrator was not fitted for (ConfigError, ShapeError).
+
+        logits: (class, ...).
+        """
         if not self.fitted:
             raise ConfigError(f"the {self.method} calibrator must be fitted before it can transform; call fit(cases).")
         if self.classes is not None and logits.shape[0] != self.classes:
@@ -134,6 +204,7 @@ class Calibrator(ABC):
             )
 
     def to_json(self) -> str:
+        """All of it, as `save` writes it."""
         content = {
             "format": FORMAT,
             "method": self.method,
@@ -146,7 +217,10 @@ class Calibrator(ABC):
         return json.dumps(_without_nan(content), indent=2)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, which `load_calibrator` reads."""
+        """Write it as JSON, which `load_calibrator` reads; ConfigError before the fit.
+
+        path: the file, which is replaced if it is there.
+        """
         if not self.fitted:
             raise ConfigError(f"the {self.method} calibrator must be fitted before it is saved; call fit(cases).")
         write_whole(Path(path), self.to_json().encode())
@@ -159,6 +233,12 @@ class Calibrator(ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
         return f"{type(self).__name__}({settings})"
+
+
+def check_inputs(inputs: Inputs) -> Inputs:
+    """What a calibrator is fitted on; ConfigError for another word."""
+    one_of("inputs", inputs, get_args(Inputs))
+    return inputs
 
 
 def keep_decisions(before: Tensor, after: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, need_all_classes
+from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs, need_all_classes
 from segcal.calibrators.likelihood import log_odds, truth_of
 from segcal.calibrators.stream import CaseStream, check_stream, need_same_classes, no_voxels, pieces_of
 from segcal.errors import ConfigError, one_of
@@ -46,14 +46,13 @@ class _ByClass(Calibrator):
             raise no_voxels()
         table = sums.reshape(3, -1, bins).movedim(0, 2)
         need_all_classes(self.method, table[..., 1].sum(1))
-        self.classes = len(table)
         return table, FitReport(number, voxels, 1, "binary nll", loss / voxels, math.nan)
 
-    def _finish(self, report: FitReport, table: Tensor, shares: Tensor) -> None:
-        """Report the likelihood of these shares of true voxels in the bins of the fit."""
+    def _finish(self, inputs: Inputs, report: FitReport, table: Tensor, shares: Tensor) -> None:
+        """End the fit, and report the likelihood of these shares of true voxels in the bins of the fit."""
         count, true = table[..., 0], table[..., 1]
         after = -(torch.xlogy(true, shares) + torch.xlogy(count - true, 1 - shares)).sum()
-        self.report = replace(report, after=float(after) / report.voxels / len(table))
+        self._end_fit(len(table), inputs, replace(report, after=float(after) / report.voxels / len(table)))
 
     def _as_logits(self, shares: Tensor) -> Tensor:
         return shares.log() if self.activation == "softmax" else torch.logit(shares)
@@ -66,6 +65,8 @@ class Isotonic(_ByClass):
     curve differs from one through every single voxel by less than a step, 0.0025 of log-odds. A block of the curve
     without a true voxel (or with nothing else) has the share (true + 1/2) / (voxels + 1) instead of 0 (or 1), or
     that of the block beside it where the curve would fall.
+
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
     """
 
     method = "isotonic"
@@ -80,8 +81,10 @@ class Isotonic(_ByClass):
     def fitted(self) -> bool:
         return bool(self.knots)
 
-    def fit(self, cases: CaseStream) -> Self:
+    def fit(self, cases: CaseStream, *, inputs: Inputs = "logits") -> Self:
         from scipy.optimize import isotonic_regression
+
+        check_inputs(inputs)
 
         def index(odds: Tensor) -> Tensor:
             return ((odds + REACH) * (FINE / (2 * REACH))).long().clamp_(max=FINE - 1)
@@ -102,7 +105,7 @@ class Isotonic(_ByClass):
             ends[1:-1] = (block[1:-1] != block[:-2]) | (block[1:-1] != block[2:])
             knots.append(((odds / count)[ends], curve[ends]))
         self.knots = knots
-        self._finish(report, table, shares)
+        self._finish(inputs, report, table, shares)
         return self
 
     def _apply(self, logits: Tensor) -> Tensor:
@@ -132,6 +135,8 @@ class Isotonic(_ByClass):
 class HistogramBinning(_ByClass):
     """The share of true voxels in each bin of probability, of each class (Zadrozny and Elkan, 2001).
 
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
+    bins: how many, of each class.
     edges: "width" makes the bins equally wide, "mass" gives them as equal numbers of voxels as steps of the log-odds
         allow. A bin without voxels leaves probabilities as they are; one without a true voxel (or with nothing else)
         has the share (true + 1/2) / (voxels + 1).
@@ -160,7 +165,8 @@ class HistogramBinning(_ByClass):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"bins": self.bins, "edges": self.edges}
 
-    def fit(self, cases: CaseStream) -> Self:
+    def fit(self, cases: CaseStream, *, inputs: Inputs = "logits") -> Self:
+        check_inputs(inputs)
         passes = 1
         inner = torch.arange(1, self.bins, dtype=torch.float64) / self.bins
         if self.edges == "mass":
@@ -179,7 +185,7 @@ class HistogramBinning(_ByClass):
         table, report = self._count(cases, self.bins, index)
         self.limits = limits.expand(len(table), -1).clone()
         self.shares = _inside(table[..., 1] / table[..., 0], table[..., 0])
-        self._finish(replace(report, passes=passes), table, self.shares.nan_to_num(0.5))
+        self._finish(inputs, replace(report, passes=passes), table, self.shares.nan_to_num(0.5))
         return self
 
     def _apply(self, logits: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from segcal.calibrators.calibrator import Activation, Calibrator, FitReport
-from segcal.calibrators.forms import COLDEST, HOTTEST, Temperature
+from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs
+from segcal.calibrators.forms import Temperature
 from segcal.calibrators.newton import Minimum, Quadratic, minimise
 from segcal.calibrators.stream import CaseStream, Piece, Sample, pieces_of
 
@@ -19,7 +19,10 @@ class EnsembleTemperature(Calibrator):
     """w1 softmax(z / T) + w2 softmax(z) + w3 / K; the most probable class stays.
 
     The temperature is fitted first, then the weights, for the likelihood: three numbers of a convex problem.
-    voxels: as for the others, fit on so many drawn voxels; None: on all.
+
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
+    voxels: fit on about so many drawn voxels; None: on all.
+    seed: of that draw.
     """
 
     method = "ensemble-temperature"
@@ -45,10 +48,11 @@ class EnsembleTemperature(Calibrator):
         """Voxels to begin a fit from, or to fit on."""
         return self.base.draw(cases)
 
-    def fit(self, cases: CaseStream, *, sample: Sample | None = None) -> Self:
-        """Itself, fitted; a `sample` that was drawn from these cases before is not drawn again."""
+    def fit(self, cases: CaseStream, *, inputs: Inputs = "logits", sample: Sample | None = None) -> Self:
+        """Itself, fitted, as `Calibrator.fit` says; a `sample` that was drawn from these cases is not drawn again."""
+        check_inputs(inputs)
         sample = sample or self.draw(cases)
-        self.base.fit(cases, sample=sample)
+        self.base.fit(cases, inputs=inputs, sample=sample)
         report = self.base.report
         assert report is not None  # it has just been fitted
 
@@ -66,12 +70,12 @@ class EnsembleTemperature(Calibrator):
         if self.base.voxels is None:
             found = best(everything, found.parameters)
             passes = found.passes
-        self.classes = self.base.classes
         self.weights = found.parameters / found.parameters.sum()
-        self.report = FitReport(
+        mixed = FitReport(
             report.cases, report.voxels, report.passes + passes, report.objective, report.before, found.value - 1,
             found.gradient, report.sampled, (), report.notes,
         )  # fmt: skip
+        self._end_fit(self.base.classes, inputs, mixed)
         return self
 
     def _mixture(self, pieces: Iterable[Piece], weights: Tensor) -> Quadratic:
@@ -122,8 +126,5 @@ class EnsembleTemperature(Calibrator):
         weights = torch.tensor(state["weights"], dtype=torch.float64)
         if weights.shape != (3,) or not bool((weights >= 0).all()) or abs(float(weights.sum()) - 1) > 1e-9:
             raise ValueError("its three weights must sum to 1")
-        temperature = float(state["temperature"])
-        if not COLDEST <= temperature <= HOTTEST:
-            raise ValueError(f"its temperature must lie in [{COLDEST}, {HOTTEST}]")
-        self.base.parameters = torch.tensor([[1 / temperature]], dtype=torch.float64)
+        self.base = Temperature(float(state["temperature"]), **self.settings())
         self.weights = weights

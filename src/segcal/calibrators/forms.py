@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from segcal.calibrators.calibrator import Activation, FitReport
+from segcal.calibrators.calibrator import Activation, FitReport, Inputs, check_inputs
 from segcal.calibrators.likelihood import Sums, log_odds, of_temperature
 from segcal.calibrators.linear import LinearCalibrator, Objective
 from segcal.calibrators.newton import Minimum, Quadratic
@@ -26,6 +26,7 @@ class Temperature(LinearCalibrator):
     temperature: one that is known already; None: to be fitted.
     protocol: "optimum" is the likeliest temperature; "one-epoch" what the paper's code does: from 1.5, one step of
         Adam (learning rate 0.001) for each case.
+    activation, objective, voxels, seed: as for all linear calibrators (`LinearCalibrator`).
 
     >>> Temperature(2.0).transform(torch.tensor([3.0, 1.0])).tolist()
     [1.5, 0.5]
@@ -81,10 +82,12 @@ class Temperature(LinearCalibrator):
         end = f"{COLDEST}, the coldest" if found.parameters.max() > 1 else f"{HOTTEST}, the hottest"
         return (f"the likeliest temperature lies beyond {end} that is allowed: look at the scale of the logits",)
 
-    def fit(self, cases: CaseStream, *, sample: Sample | None = None) -> Self:
-        return super().fit(cases, sample=sample) if self.protocol == "optimum" else self._one_epoch(cases)
+    def fit(self, cases: CaseStream, *, inputs: Inputs = "logits", sample: Sample | None = None) -> Self:
+        if self.protocol == "optimum":
+            return super().fit(cases, inputs=inputs, sample=sample)
+        return self._one_epoch(cases, check_inputs(inputs))
 
-    def _one_epoch(self, cases: CaseStream) -> Self:
+    def _one_epoch(self, cases: CaseStream, inputs: Inputs) -> Self:
         number = check_stream(cases)
         temperature = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.Adam([temperature], lr=1e-3)
@@ -105,15 +108,19 @@ class Temperature(LinearCalibrator):
             voxels = sum(found[i][2] for i in range(number))
             ends.append(tuple(sum(each[j] * each[2] for each in found) / voxels for j in range(2)))
         self.parameters = torch.tensor([[1 / temperature.item()]], dtype=torch.float64)
-        self.report = FitReport(
+        report = FitReport(
             number, round(voxels), 3, self.likelihood, ends[0][0], ends[1][0], abs(ends[1][1]),
             notes=("one epoch of Adam from 1.5, as published: not the optimum",),
         )  # fmt: skip
+        self._end_fit(None, inputs, report)
         return self
 
 
 class ClassTemperature(LinearCalibrator):
-    """A temperature for each class."""
+    """A temperature for each class.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "class-temperature"
     summary = "A temperature for each class."
@@ -128,7 +135,10 @@ class ClassTemperature(LinearCalibrator):
 
 
 class VectorScaling(LinearCalibrator):
-    """A factor and a bias for each class."""
+    """A factor and a bias for each class.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "vector"
     summary = "A factor and a bias for each class."
@@ -142,7 +152,10 @@ class VectorScaling(LinearCalibrator):
 
 
 class MatrixScaling(LinearCalibrator):
-    """A linear map of all logits to all logits, and a bias for each class."""
+    """A linear map of all logits to all logits, and a bias for each class.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "matrix"
     summary = "A linear map of all logits to all logits, and a bias for each class."
@@ -161,6 +174,7 @@ class Dirichlet(MatrixScaling):
 
     off_diagonal, intercept: weights of the squared coefficients off the diagonal (their mean) and of the biases (their
         mean), which keep the map near a vector scaling.
+    activation, objective, voxels, seed: as for all linear calibrators (`LinearCalibrator`); classes are exclusive.
     """
 
     method = "dirichlet"
@@ -201,7 +215,10 @@ class Dirichlet(MatrixScaling):
 
 
 class Platt(VectorScaling):
-    """Logistic regression on the log-odds of each class against the rest."""
+    """Logistic regression on the log-odds of each class against the rest.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "platt"
     summary = "Logistic regression on the log-odds of each class against the rest."
@@ -213,7 +230,10 @@ class Platt(VectorScaling):
 
 
 class Beta(LinearCalibrator):
-    """Beta calibration (Kull and others, 2017) of each class against the rest: rising in the probability."""
+    """Beta calibration (Kull and others, 2017) of each class against the rest: rising in the probability.
+
+    Its settings are those of all linear calibrators (`LinearCalibrator`).
+    """
 
     method = "beta"
     summary = "Beta calibration (Kull and others, 2017) of each class against the rest: rising in the probability."

@@ -25,7 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, need_all_classes, not_separable
+from segcal.calibrators.calibrator import (
+    Activation,
+    Calibrator,
+    FitReport,
+    Inputs,
+    check_inputs,
+    need_all_classes,
+    not_separable,
+)
 from segcal.calibrators.likelihood import (
     Sums,
     each_by_itself,
@@ -57,11 +65,13 @@ Objective = Literal["nll", "ace", "ece"]
 class LinearCalibrator(Calibrator):
     """A calibrator of this family.
 
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
     objective: "nll", or the calibration error itself: "ace" or "ece", soft-binned, averaged over cases and classes and
         followed downhill to a local optimum, from the likeliest parameters or from the logits as they were, whichever
         has the smaller one; each case is then held in memory.
     voxels: fit on about so many voxels, drawn from all cases, classes and levels of sureness; the error that adds is
         in the report. None: on all.
+    seed: of that draw.
     """
 
     tied: ClassVar[bool] = False
@@ -140,9 +150,10 @@ class LinearCalibrator(Calibrator):
         """Voxels to begin a fit from, or to fit on."""
         return draw_sample(cases, voxels=self.voxels or START_VOXELS, activation=self.activation, seed=self.seed)
 
-    def fit(self, cases: CaseStream, *, sample: Sample | None = None) -> Self:
-        """Itself, fitted; a `sample` that was drawn from these cases before is not drawn again."""
+    def fit(self, cases: CaseStream, *, inputs: Inputs = "logits", sample: Sample | None = None) -> Self:
+        """Itself, fitted, as `Calibrator.fit` says; a `sample` that was drawn from these cases is not drawn again."""
         number = check_stream(cases)
+        check_inputs(inputs)
         sample = sample or self.draw(cases)
         if self.by_class:
             need_all_classes(self.method, sample.true_voxels)
@@ -175,11 +186,12 @@ class LinearCalibrator(Calibrator):
             before = self._likelihood(everything(), start).value
             found = best(everything, begin)
             passes = found.passes + 2
-        self.classes, self.parameters = sample.classes, found.parameters.reshape(shape)
-        self.report = FitReport(
+        self.parameters = found.parameters.reshape(shape)
+        report = FitReport(
             number, sample.voxels, passes, self.likelihood, before, found.value, found.gradient,
             sample.drawn if self.voxels is not None else None, errors, self._notes(found),
         )  # fmt: skip
+        self._end_fit(sample.classes, inputs, report)
         if self.objective != "nll":
             self._follow_error(cases)
         return self
@@ -245,7 +257,7 @@ class LinearCalibrator(Calibrator):
         from scipy.optimize import minimize
 
         assert self.parameters is not None  # the likelihood has been fitted
-        assert self.report is not None
+        assert self._report is not None
         shape, passes = self.parameters.shape, 0
 
         def error(flat: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
@@ -267,14 +279,14 @@ class LinearCalibrator(Calibrator):
             start = nothing
         found = minimize(error, start, jac=True, method="L-BFGS-B", bounds=list(zip(low, high, strict=True)))
         self.parameters = torch.from_numpy(found.x.copy()).reshape(shape)
-        self.report = replace(
-            self.report,
-            passes=self.report.passes + passes,
+        self._report = replace(
+            self._report,
+            passes=self._report.passes + passes,
             objective=self.objective,
             before=unchanged,
             after=float(found.fun),
             gradient=float(np.abs(found.jac).max()),
-            notes=(*self.report.notes, "a local optimum of the calibration error, near where it was followed from"),
+            notes=(*self._report.notes, "a local optimum of the calibration error, near where it was followed from"),
         )
 
     def _case_error(self, case: Any, parameters: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from segcal.calibrators.calibrator import Activation, Calibrator, FitReport
+from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs
 from segcal.calibrators.objective import average_error, soft_statistics
 from segcal.calibrators.stream import (
     CaseStream,
@@ -107,13 +107,16 @@ class _Box(NamedTuple):
 class LocalTemperature(Calibrator):
     """A temperature for each voxel, trained for ACE and likelihood together; no decision changes.
 
+    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
     ace, nll: weights of the soft-binned average calibration error (of the foreground; half of it case by case, half of
         four cases together) and of the negative log-likelihood, each as a share of what it is before the fit.
     dilations: a convolution over three voxels along each axis for each; none: every voxel by itself.
     image: whether the network sees the image, too; cases are then (logits, labels, image).
     width, steps: of the network; of its training.
+    bins: of that error.
     box_voxels: with neighbours or an image, up to eight boxes of this size are learned from in a larger case, around
         doubtful voxels.
+    seed: of the network's start and of all draws.
 
     The cases are read once. What is kept of them, the doubtful voxels and some of the others, or boxes, takes a fixed
     memory at most: less of each if there are many.
@@ -168,12 +171,19 @@ class LocalTemperature(Calibrator):
         own = ("ace", "nll", "dilations", "image", "width", "steps", "bins", "box_voxels", "seed")
         return super().settings() | {name: getattr(self, name) for name in own}
 
-    def fit(self, cases: CaseStream, *, progress: Callable[[float], None] = lambda share: None) -> Self:
-        """Itself, fitted; `progress` is told which share of the training's steps is done."""
+    def fit(
+        self,
+        cases: CaseStream,
+        *,
+        inputs: Inputs = "logits",
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> Self:
+        """Itself, fitted, as `Calibrator.fit` says; `progress` is told which share of the training's steps is done."""
         number = check_stream(cases)
+        check_inputs(inputs)
         boxes, voxels = self._draw_boxes(cases, number)
         first = boxes[0][0]
-        self.classes, self.axes = len(first.logits), first.logits.ndim - 1
+        self._classes, self.axes = len(first.logits), first.logits.ndim - 1
         self.channels = 0 if first.image is None else len(first.image)
         random = torch.Generator().manual_seed(self.seed)
         seen = [self._at_most(case[0], random) for case in boxes]
@@ -183,7 +193,8 @@ class LocalTemperature(Calibrator):
         weights = torch.tensor([self.ace, self.nll], dtype=torch.float64)
         likelihood = "NLL" if self.activation == "softmax" else "binary NLL"
         objective = f"{self.ace:g} ACE / own + {self.nll:g} {likelihood} / own"
-        self.report = FitReport(number, voxels, 1, objective, float(weights.sum()), float(weights @ after))
+        report = FitReport(number, voxels, 1, objective, float(weights.sum()), float(weights @ after))
+        self._end_fit(self._classes, inputs, report)
         return self
 
     def _train(

@@ -129,9 +129,11 @@ def _say_cpu_time(config: RunConfig, preset: str) -> None:
 
     if torch.cuda.is_available():
         return
-    hours = cpu_hours(config, open_dataset(config.data.dataset, config.data.root))
+    opened = open_dataset(config.data.dataset, config.data.root)
+    say("there is no GPU: a few steps are tried first, to tell how long the training takes")
+    hours = cpu_hours(config, opened)
     about = "a time that cannot be told" if hours != hours else f"roughly {duration(3600 * hours)}"
-    say(f"there is no GPU: the whole training takes {about} on this CPU, by a short trial of its speed")
+    say(f"the whole training takes {about} on this CPU, by a short trial of its speed")
     if preset != "small" and not hours < SHORT_H:
         say("--preset small trains a network for two CPU cores instead")
 

@@ -46,6 +46,9 @@ class Verbs(TyperGroup):
             if failed is not None and not error.code:
                 raise SystemExit(failed) from None
             raise
+        except OSError as error:  # while --help was written
+            failed = _write_out(sys.stdout)
+            raise SystemExit(_failed(error) if failed is None else failed) from None
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -47,7 +47,18 @@ TOGETHER = 500  # swaps at a time, to bound memory
 
 @dataclass(frozen=True)
 class Comparison:
-    """All entries; the first method is the baseline."""
+    """What `compare` returns: all entries; the first method is the baseline.
+
+    methods, classes: their names.
+    entries: one for each method, set of cases, average, class and metric; `find` gives one of them.
+    cases, complete, patients: how many there are, of all methods alike; complete cases have every class.
+    bins: of the errors.
+    test, correction, level: as `compare` was asked.
+
+    >>> nothing = Comparison((), (), (), 0, 0, 0, bins=20, test="t", correction="none", level=0.95, unmatched={})
+    >>> nothing.case_sets
+    ('all',)
+    """
 
     methods: tuple[str, ...]
     classes: tuple[str, ...]
@@ -130,11 +141,39 @@ def compare(
     seeds that have one, and means, tests and intervals are of these; a micro average is the mean of the seeds' own.
 
     Cases are matched by name; one that a method lacks is left out for all and reported, and a mean over cases is over
-    those in which every method has a value: a value, its change and its p are about the same cases. `patients` says
-    which cases belong together (see `patients_of`): patients are what the bootstrap draws, what is swapped in
-    permutation tests of micro averages (5 times `resamples` ways) and what tests count. Below 5 patients there are
-    neither tests nor intervals. Holm's correction is over the methods and classes of a metric (of all classes: over
-    the methods).
+    those in which every method has a value: a value, its change and its p are about the same cases. Patients are what
+    the bootstrap draws, what is swapped in permutation tests of micro averages and what tests count. Below 5 patients
+    there are neither tests nor intervals. ConfigError where options cannot be used, or evaluations do not fit together.
+
+    evaluations: by the name of the method, the baseline first; for several seeds, a list of evaluations.
+    patients: which cases belong together: "none", a .csv file with columns case and patient, or a regular expression
+        whose first group is the patient. If not given, every case is a patient of its own, but for ACDC's frames.
+    test: of macro averages: "t", a paired t-test, or "wilcoxon".
+    correction: "none", or "holm" over the methods and classes of a metric (of all classes: over the methods).
+    bins: of the errors; those of the evaluations if not given.
+    background: whether the background counts as a class.
+    level: of the intervals.
+    resamples: draws of the bootstrap; permutation tests take five times as many.
+    draws: of labels, for the floor.
+    seed: of all random numbers.
+
+    >>> from segcal import OverlapCounts, ScoreSums, bin_statistics
+    >>> labels = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    >>> def measured(sure):
+    ...     there = torch.full((2, 4), sure)
+    ...     probabilities = torch.stack([1 - there, there], dim=1)
+    ...     return Evaluation(
+    ...         bin_statistics(probabilities, labels, bins=1200),
+    ...         OverlapCounts.of_classes(probabilities, labels),
+    ...         ScoreSums.of_classes(probabilities, labels),
+    ...         None,
+    ...         cases=("one", "two"),
+    ...         classes=("background", "liver"),
+    ...         has_background=True,
+    ...     )
+    >>> comparison = compare({"baseline": measured(0.9), "calibrated": measured(0.7)}, resamples=10, draws=1)
+    >>> round(comparison.find("calibrated", metric="ace").value, 3)  # of 0.5 and 0.75
+    0.125
     """
     one_of("test", test, ("t", "wilcoxon"))
     one_of("correction", correction, ("none", "holm"))
@@ -164,8 +203,7 @@ def compare(
             tossed = swaps(groups, number=SWAPS_PER_RESAMPLE * resamples, seed=seed)
             baseline, *others = chosen
             p_micro = {method: _permutation_tests(chosen[method], chosen[baseline], tossed) for method in others}
-        wide = expanded(level, len(set(groups)))
-        entries += _entries(which, measured, p_micro, weights if enough else None, group_matrix(groups), wide)
+        entries += _entries(which, measured, p_micro, weights if enough else None, group_matrix(groups), level)
     return Comparison(
         methods=tuple(methods),
         classes=first.classes,
@@ -298,7 +336,9 @@ def _entries(
         for key in keys:
             values = by_case[method].get(key)
             value, base = (_value(parts[name], by_case[name], key) for name in (method, baseline))
-            low, high = (math.nan, math.nan) if not drawn else _interval(part, drawn[method][key], key, value, level)
+            patients = _patients(by_case[method], key, groups)
+            enough, wide = bool(drawn) and patients >= FEWEST_PATIENTS, expanded(level, patients)
+            low, high = _interval(part, drawn[method][key], key, value, wide) if enough else (math.nan, math.nan)
             entry = Entry(
                 method, which, key[0], scope_of(*key[1:]), *key[1:],
                 value=value,
@@ -311,8 +351,8 @@ def _entries(
                 p_t=math.nan, p_wilcoxon=math.nan, p_permutation=math.nan, p=math.nan, stars="",
             )  # fmt: skip
             if method != baseline:
-                shift = drawn[method][key] - drawn[baseline][key] if drawn else None
-                ends = (math.nan, math.nan) if shift is None else _difference_interval(shift, value - base, level)
+                shift = drawn[method][key] - drawn[baseline][key] if enough else None
+                ends = (math.nan, math.nan) if shift is None else _difference_interval(shift, value - base, wide)
                 pairs = None if values is None else values - by_case[baseline][key]
                 entry = entry._replace(
                     change=_change(value, base, key[2]),
@@ -348,6 +388,12 @@ def _drawn(part: _Measured, by_case: Mapping[Key, Tensor], weights: Tensor) -> d
 
 def _value(part: _Measured, by_case: Mapping[Key, Tensor], key: Key) -> float:
     return by_case[key].nanmean().item() if key in by_case else part.micro[key].item()
+
+
+def _patients(by_case: Mapping[Key, Tensor], key: Key, groups: Tensor) -> int:
+    """How many tell of a number: those with a value; of micro averages all, but for Dice those with the class."""
+    values = by_case.get(("macro", *key[1:]) if key[2] == "dice" else key)
+    return len(groups) if values is None else int((groups @ (~values.isnan()).double() > 0).sum())
 
 
 def _seed_std(part: _Measured, values: Tensor | None, key: Key) -> float:

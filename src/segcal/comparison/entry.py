@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     """Over seeds, of the value that each has by itself; NaN for one."""
     low: float
     high: float
-    """Bootstrap interval over patients; NaN below 5 of them."""
+    """Bootstrap interval over patients; NaN where fewer than 5 have a value."""
     floor: float
     """What a perfectly calibrated model would show by chance, voxels taken as independent: the real one is higher.
 

@@ -26,23 +26,21 @@ class EvaluationAccumulator:
     case, so that a cohort of any size fits. Under `torch.distributed` each process adds its own cases, and `compute`
     returns the evaluation of all of them in every process.
 
-    Args:
-        options: How to read the predictions: probabilities or logits, exclusive or overlapping classes, names, regions,
-            the label to ignore.
-        bins: Bins of the calibration errors that are reported.
-        parts: Whether a case may come in several parts, such as slices, whose sums add up. By default a case comes
-            once; again with the same values, as a distributed sampler repeats cases, it counts once.
+    options: How to read the predictions: probabilities or logits, exclusive or overlapping classes, names, regions,
+        the label to ignore.
+    bins: Bins of the calibration errors that are reported.
+    parts: Whether a case may come in several parts, such as slices, whose sums add up. By default a case comes
+        once; again with the same values, as a distributed sampler repeats cases, it counts once.
 
-    Example:
-        >>> from segcal import EvaluationAccumulator, ReadOptions
-        >>> accumulator = EvaluationAccumulator(options=ReadOptions(class_names=["background", "liver"]))
-        >>> probabilities = torch.tensor([[[0.9, 0.9, 0.2, 0.2], [0.1, 0.1, 0.8, 0.8]]])  # case, class, space
-        >>> accumulator.update(probabilities, torch.tensor([[0, 1, 1, 1]]), ["case_1"])
-        >>> evaluation = accumulator.compute()
-        >>> evaluation
-        Evaluation(1 case; background, liver; 20 bins)
-        >>> evaluation.case_metrics()["dice"]
-        tensor([[0.6667, 0.8000]], dtype=torch.float64)
+    >>> from segcal import EvaluationAccumulator, ReadOptions
+    >>> accumulator = EvaluationAccumulator(options=ReadOptions(class_names=["background", "liver"]))
+    >>> probabilities = torch.tensor([[[0.9, 0.9, 0.2, 0.2], [0.1, 0.1, 0.8, 0.8]]])  # case, class, space
+    >>> accumulator.update(probabilities, torch.tensor([[0, 1, 1, 1]]), ["case_1"])
+    >>> evaluation = accumulator.compute()
+    >>> evaluation
+    Evaluation(1 case; background, liver; 20 bins)
+    >>> evaluation.case_metrics()["dice"]
+    tensor([[0.6667, 0.8000]], dtype=torch.float64)
     """
 
     def __init__(self, *, options: ReadOptions | None = None, bins: int = 20, parts: bool = False) -> None:
@@ -55,17 +53,15 @@ class EvaluationAccumulator:
     def update(self, predictions: Tensor, labels: Tensor, cases: Sequence[str]) -> None:
         """Add the cases of a batch.
 
-        Args:
-            predictions: Probabilities or logits, (case, class, ...), on any device.
-            labels: Class indices, (case, ...) or (case, 1, ...); of overlapping classes also zeros and ones of the
-                shape of the predictions.
-            cases: A name for each case of the batch.
+        predictions: Probabilities or logits, (case, class, ...), on any device.
+        labels: Class indices, (case, ...) or (case, 1, ...); of overlapping classes also zeros and ones of the
+            shape of the predictions.
+        cases: A name for each case of the batch.
 
-        Raises:
-            ShapeError: Predictions, labels and names do not belong together.
-            RangeError: A probability lies outside [0, 1], or is not a number.
-            LabelError: A label is not one of the classes.
-            ConfigError: A case came before with other values, and `parts` is not set.
+        ShapeError: Predictions, labels and names do not belong together.
+        RangeError: A probability lies outside [0, 1], or is not a number.
+        LabelError: A label is not one of the classes.
+        ConfigError: A case came before with other values, and `parts` is not set.
         """
         if predictions.ndim < 3 or labels.shape[0] != predictions.shape[0] or labels.numel() == 0:
             raise ShapeError(
@@ -107,8 +103,7 @@ class EvaluationAccumulator:
     def compute(self) -> Evaluation:
         """The evaluation of all cases so far, in the order of their names; of those of all processes, where there are.
 
-        Raises:
-            SegcalError: No case has come.
+        SegcalError: No case has come.
         """
         everything = self._gather()
         if not everything:

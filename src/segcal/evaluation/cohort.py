@@ -62,36 +62,29 @@ def evaluate(
 
     Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv, in the place of those
     that are there; where no case could be measured, failures.csv alone. A case that cannot be read or makes no sense
-    is a failure with a sentence; it does not stop the others. Interrupted and called again, it goes on.
+    is a failure with a sentence; it does not stop the others. Interrupted and called again, it goes on. Raises
+    ConfigError where options contradict each other or the files, and where no prediction has a label map.
 
-    Args:
-        predictions: Folder of probability maps, or one file: NIfTI, .npy, or .npz as nnU-Net writes it.
-        labels: Folder of label maps, or one file. Files belong together by their names.
-        out: Folder for the results. It must lie outside of the other two.
-        options: How to read the predictions: logits, overlapping classes, names, regions, the label to ignore.
-        bins: Bins of the calibration errors that are reported.
-        background: Report the background class, too.
-        calibrator: File of a calibrator. Predictions are measured as it makes them; no map is stored.
-        workers: Processes, each with one case at a time.
-        executor: Measures cases elsewhere, in place of the workers, as `segcal.adapters.dask.DaskCluster`.
-        progress: Called with the number of cases that are done, and of all.
+    predictions: Folder of probability maps, or one file: NIfTI, .npy, or .npz as nnU-Net writes it.
+    labels: Folder of label maps, or one file. Files belong together by their names.
+    out: Folder for the results. It must lie outside of the other two.
+    options: How to read the predictions: logits, overlapping classes, names, regions, the label to ignore.
+    bins: Bins of the calibration errors that are reported.
+    background: Report the background class, too.
+    calibrator: File of a calibrator. Predictions are measured as it makes them; no map is stored.
+    workers: Processes, each with one case at a time.
+    executor: Measures cases elsewhere, in place of the workers, as `segcal.adapters.dask.DaskCluster`.
+    progress: Called with the number of cases that are done, and of all.
 
-    Returns:
-        The evaluation, the cases that failed, the files without a partner, and notes.
-
-    Raises:
-        ConfigError: Options contradict each other or the files, or no prediction has a label map.
-
-    Example:
-        >>> import tempfile, numpy as np
-        >>> from pathlib import Path
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> (folder / "maps").mkdir(), (folder / "labels").mkdir()
-        (None, None)
-        >>> np.save(folder / "maps" / "case_1.npy", np.full((2, 4, 4, 4), 0.5, np.float32))  # class, x, y, z
-        >>> np.save(folder / "labels" / "case_1.npy", np.zeros((4, 4, 4), np.uint8))
-        >>> evaluate(folder / "maps", folder / "labels", folder / "results").evaluation
-        Evaluation(1 case; class 0, class 1; 20 bins)
+    >>> import tempfile, numpy as np
+    >>> from pathlib import Path
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "maps").mkdir(), (folder / "labels").mkdir()
+    (None, None)
+    >>> np.save(folder / "maps" / "case_1.npy", np.full((2, 4, 4, 4), 0.5, np.float32))  # class, x, y, z
+    >>> np.save(folder / "labels" / "case_1.npy", np.zeros((4, 4, 4), np.uint8))
+    >>> evaluate(folder / "maps", folder / "labels", folder / "results").evaluation
+    Evaluation(1 case; class 0, class 1; 20 bins)
     """
     pool = Pool(workers, meanwhile=partial(import_whole, "segcal.evaluation.evaluation"))  # brings torch, in seconds
     out = Path(out)

@@ -56,24 +56,24 @@ def reliability(
     """What a reliability diagram shows of these cases and classes, all pooled.
 
     Given the patient of each case, and at least 5 patients, the band is a bootstrap over patients, and a bin that fewer
-    fill has none; else it is Wilson's interval, as if voxels were independent, which is too narrow. Errors are those
-    of the pooled bins.
+    fill has none; else it is Wilson's interval, as if voxels were independent, which is too narrow. No band is narrower
+    than that: where all voxels are of the class, every draw is alike. Errors are those of the pooled bins.
     """
     together = stats.pool("class")
     pooled = together.pool("case")
     if patients is not None and len(patients) != stats.cases:
         raise ShapeError(f"patients must name one patient per case ({stats.cases}); got {len(patients)}.")
     over_patients = patients is not None and len(set(patients)) >= FEWEST_PATIENTS
+    low, high = (end[0, 0] for end in wilson(pooled.label_sum, pooled.count, level=level))
+    band = f"{level:.0%}, Wilson, voxels taken as independent"
     if patients is not None and over_patients:
         weights = resample_weights(patients, number=resamples, seed=seed)
         drawn, number = micro(together, reading="pooled", weights=weights).frequency[:, 0], len(set(patients))
-        low, high = quantile_interval(drawn, level=expanded(level, number))
+        ends = quantile_interval(drawn, level=expanded(level, number))
+        low, high = low.minimum(ends[0]), high.maximum(ends[1])
         band = f"{level:.0%}, bootstrap over {number} patients; none where fewer than 5 fill a bin"
         few = ((group_matrix(patients) @ together.count[:, 0]) > 0).sum(0) < FEWEST_PATIENTS
         low, high = (torch.where(few, torch.nan, end) for end in (low, high))
-    else:
-        low, high = (end[0, 0] for end in wilson(pooled.label_sum, pooled.count, level=level))
-        band = f"{level:.0%}, Wilson, voxels taken as independent"
     count, confidence, frequency = (values[0, 0] for values in (pooled.count, pooled.mean_confidence, pooled.frequency))
     occupied = pooled.occupied[0, 0]
     return Reliability(

@@ -46,7 +46,30 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Sums per case and class, in fine hard bins, with the names of cases and classes."""
+    """Sums per case and class, in fine hard bins, with the names of cases and classes.
+
+    `evaluate` makes one from files. Sums that do not fit the names are a ShapeError, names that are not distinct a
+    ConfigError.
+
+    statistics: bin statistics, (case, class, fine bin).
+    overlap: counts for Dice, (case, class).
+    cases, classes: their names, in the order of the sums.
+    provenance: what the numbers came from, as JSON has it: versions, options, files.
+
+    >>> from segcal import bin_statistics
+    >>> probabilities, labels = torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 0]])
+    >>> evaluation = Evaluation(
+    ...     statistics=bin_statistics(probabilities, labels, bins=1200),
+    ...     overlap=OverlapCounts.of_classes(probabilities, labels),
+    ...     scores=ScoreSums.of_classes(probabilities, labels),
+    ...     top_label=None,
+    ...     cases=("patient 1",),
+    ...     classes=("background", "liver"),
+    ...     has_background=True,
+    ... )
+    >>> evaluation.foreground().case_metrics()["ace"]
+    tensor([[0.4500]], dtype=torch.float64)
+    """
 
     statistics: BinStatistics
     overlap: OverlapCounts
@@ -111,7 +134,11 @@ class Evaluation:
 
     @staticmethod
     def concatenate(parts: Iterable[Evaluation]) -> Evaluation:
-        """The cases of all parts, which must agree in classes and bins."""
+        """The cases of all parts, which must agree in classes and bins.
+
+        Provenance is that of all parts: files, failures and notes together; whatever else differs, one after the other
+        under "parts".
+        """
         parts = list(parts)
         if not parts:
             raise ShapeError("there must be at least one evaluation to concatenate; got none.")
@@ -134,6 +161,7 @@ class Evaluation:
             joint=concatenate_sums(joints) if len(joints) == len(parts) else None,
             label_counts=torch.cat(counts) if len(counts) == len(parts) else None,
             cases=tuple(name for part in parts for name in part.cases),
+            provenance=_joined([part.provenance for part in parts]),
         )
 
     @property
@@ -299,6 +327,20 @@ class Evaluation:
             )
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
             raise SegcalError(f"{path} must hold the sums of an evaluation; {str(error).rstrip('.')}.") from error
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The provenance of several parts as one."""
+    joined = {name: value for name, value in parts[0].items() if all(part.get(name) == value for part in parts)}
+    apart = [{name: value for name, value in part.items() if name not in joined} for part in parts]
+    files = [part.pop("files") for part in apart if "files" in part]
+    if files:
+        joined["files"] = {case: stamps for each in files for case, stamps in each.items()}
+    for name in ("failures", "notes"):
+        told = [part.pop(name) for part in apart if name in part]
+        if told:
+            joined[name] = [one for each in told for one in each]
+    return joined | ({"parts": apart} if any(apart) else {})
 
 
 def _calibration(fine: BinStatistics, bins: int) -> dict[str, Tensor]:

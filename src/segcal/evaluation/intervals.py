@@ -70,7 +70,18 @@ def _read_patients(path: Path) -> dict[str, str]:
         raise ConfigError(
             f"{path} must have columns case and patient; it has {', '.join(rows[0]) if rows else 'none'}."
         )
-    return {row["case"]: row["patient"] for row in rows}
+    known: dict[str, str] = {}
+    for row in rows:
+        case, patient = row["case"], row["patient"]
+        if not case and not patient:
+            continue  # spreadsheets end with such rows
+        if not case or not patient:
+            raise ConfigError(f"{path} must name a case and its patient in every row; got {case!r} and {patient!r}.")
+        if known.setdefault(case, patient) != patient:
+            raise ConfigError(
+                f"{path} must name one patient of each case; {case!r} has {known[case]!r} and {patient!r}."
+            )
+    return known
 
 
 def group_matrix(patients: Sequence[str]) -> Tensor:

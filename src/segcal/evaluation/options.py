@@ -20,22 +20,20 @@ SLAB_ELEMENTS = 1 << 25  # probabilities read at a time: 128 MiB of float32
 class ReadOptions:
     """How to read predictions and labels; the same for files and for tensors.
 
-    Args:
-        logits: The predictions are logits. By default they are probabilities.
-        sigmoid: The classes overlap: each channel is a probability by itself. By default the classes are exclusive, and
-            the probabilities of a voxel sum to 1.
-        ignore_index: Label of voxels that are left out of everything. By default the label that nnU-Net's dataset.json
-            names "ignore", if there is one.
-        class_names: Names of the classes: a list in the order of the labels, background first; a mapping from label to
-            name; the text "background,liver"; or a dataset.json or .toml file. By default, what files beside the
-            predictions say.
-        regions: Unions of classes to evaluate: a `Regions` object, "brats", "kits", a .toml file, or nnU-Net's
-            dataset.json.
-        strict_grid: Refuse cases whose headers leave open where the voxels lie. By default a note names them.
+    logits: The predictions are logits. By default they are probabilities.
+    sigmoid: The classes overlap: each channel is a probability by itself. By default the classes are exclusive, and
+        the probabilities of a voxel sum to 1.
+    ignore_index: Label of voxels that are left out of everything. By default the label that nnU-Net's dataset.json
+        names "ignore", if there is one.
+    class_names: Names of the classes: a list in the order of the labels, background first; a mapping from label to
+        name; the text "background,liver"; or a dataset.json or .toml file. By default, what files beside the
+        predictions say.
+    regions: Unions of classes to evaluate: a `Regions` object, "brats", "kits", a .toml file, or nnU-Net's
+        dataset.json.
+    strict_grid: Refuse cases whose headers leave open where the voxels lie. By default a note names them.
 
-    Example:
-        >>> ReadOptions(logits=True, class_names=["background", "liver"]).logits
-        True
+    >>> ReadOptions(logits=True, class_names=["background", "liver"]).logits
+    True
     """
 
     logits: bool = False

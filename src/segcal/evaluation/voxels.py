@@ -20,18 +20,16 @@ from segcal.evaluation.sums import CaseSums
 from segcal.kernels.spec import (
     CROSS_ENTROPY,
     HAS_NUMBA,
-    INTERSECTION,
-    LABEL_SQUARED,
-    PROBABILITY_SQUARED,
     SMALLEST,
+    SUM_TOLERANCE,
     VOXELS,
     Spec,
+    squared_error,
 )
 
 Array = NDArray[Any]
 
 BLOCK = 1 << 15  # voxels that are classified together, in the cache
-SUM_TOLERANCE = 0.05  # from 1; maps in 8 bits or half precision stay well below it
 
 
 def measure_voxels(
@@ -144,9 +142,8 @@ def _collect(
     if not np.isfinite(confidences).all():
         bad = int(np.argwhere(~np.isfinite(confidences))[0][0])
         raise RangeError(f"probabilities must be numbers; class {bad} contains NaN.")
-    squared = class_sums[:, PROBABILITY_SQUARED] - 2 * class_sums[:, INTERSECTION] + class_sums[:, LABEL_SQUARED]
     bins = np.array([counts, confidences, label_moments[..., 0]])
-    return bins, np.array([squared, class_sums[:, CROSS_ENTROPY], class_sums[:, VOXELS]])
+    return bins, np.array([squared_error(class_sums), class_sums[:, CROSS_ENTROPY], class_sums[:, VOXELS]])
 
 
 def _sums(values: Array, labels: Array, spec: Spec, threads: int) -> tuple[Array, Array, Array, int, bool]:

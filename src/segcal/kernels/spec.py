@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:  # torch takes seconds to import; who reads files with numpy and numba alone need not wait
     from torch import Tensor
 
+Array = TypeVar("Array", bound=Any)  # a tensor, or an array of numpy
 HAS_NUMBA = find_spec("numba") is not None
 HAS_TRITON = find_spec("triton") is not None
 
@@ -19,6 +20,9 @@ SMALLEST = 2.0**-24
 
 TOLERANCE = 1e-3
 """Sums of probabilities, rounded to half precision on the way, pass 1 by less than this; they count as 1."""
+
+SUM_TOLERANCE = 0.05
+"""How far the probabilities of a voxel may sum from 1; maps in 8 bits or half precision stay well below it."""
 
 
 class Spec(NamedTuple):
@@ -57,3 +61,10 @@ class Gradients(NamedTuple):
     """(case, class, cell, degree): what a label of 1 adds to that."""
     class_sums: Tensor
     """(case, class, 6): by the class sums; only the first three columns are used."""
+
+
+def squared_error(class_sums: Array) -> Array:
+    """Sum over voxels of (p - y)^2, (...), from sums per class (..., 6): those of p^2, p y and y^2."""
+    error: Array = class_sums[..., PROBABILITY_SQUARED] - 2 * class_sums[..., INTERSECTION]
+    error += class_sums[..., LABEL_SQUARED]
+    return error

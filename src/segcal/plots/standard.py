@@ -34,8 +34,29 @@ def write_figures(
     """Draw the standard figures of these methods, without the background, and write them to `out`; the paths.
 
     For each method reliability diagrams of the cohort; for all of them dataset reliability histograms, averaged over
-    classes and for each class, and radar plots of all and of complete cases. `patients` is the rule of
-    `intervals.patients_of`, for the bands.
+    classes and for each class, and radar plots of all and of complete cases. ConfigError for an unknown format, and
+    for evaluations that have not the same classes.
+
+    evaluations: by the name of the method.
+    out: folder for the files; it is made if it is not there.
+    formats: kinds of files, such as "png", "pdf" and "svg".
+    patients: which cases belong together, for the bands of diagrams, as in `compare`.
+
+    >>> import tempfile, torch
+    >>> from segcal import OverlapCounts, ScoreSums, bin_statistics
+    >>> probabilities, labels = torch.full((2, 2, 8), 0.5), torch.tensor([[0, 1] * 4] * 2)
+    >>> evaluation = Evaluation(
+    ...     bin_statistics(probabilities, labels, bins=1200),
+    ...     OverlapCounts.of_classes(probabilities, labels),
+    ...     ScoreSums.of_classes(probabilities, labels),
+    ...     None,
+    ...     cases=("one", "two"),
+    ...     classes=("background", "liver"),
+    ...     has_background=True,
+    ... )
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sorted(path.name for path in write_figures({"baseline": evaluation}, folder))
+    ['histograms.png', 'radar.png', 'reliability-baseline.png']
     """
     formats = tuple(formats)
     for kind in formats:

@@ -79,9 +79,33 @@ def build_report(
 ) -> Path:
     """Write one self-contained HTML file on these evaluations, the first of which is the baseline. Where it is.
 
-    Options are those of `compare`; `maps` are pictures to embed. A case that not all methods have is left out of the
-    comparison, and listed. A `comparison` of these evaluations that is already there is taken as it is, with its own
-    test, correction and level; give the same `patients`.
+    A case that not all methods have is left out of the comparison, and listed. Raises what `compare` raises, and
+    FileError where `out` is a folder or a map is no PNG.
+
+    evaluations: by the name of the method, the baseline first.
+    out: the file, which is replaced if it is there.
+    patients: which cases belong together, as in `compare`.
+    maps: pictures of cases to embed.
+    title: of the page; if not given, it follows from the methods.
+    test, correction, level, resamples, seed: as in `compare`.
+    comparison: of these evaluations, if there is one already. It is taken as it is, with its own test, correction and
+        level; give the same `patients`.
+
+    >>> import tempfile, torch
+    >>> from segcal import OverlapCounts, ScoreSums, bin_statistics
+    >>> probabilities, labels = torch.full((2, 2, 8), 0.5), torch.tensor([[0, 1] * 4] * 2)
+    >>> evaluation = Evaluation(
+    ...     bin_statistics(probabilities, labels, bins=1200),
+    ...     OverlapCounts.of_classes(probabilities, labels),
+    ...     ScoreSums.of_classes(probabilities, labels),
+    ...     None,
+    ...     cases=("one", "two"),
+    ...     classes=("background", "liver"),
+    ...     has_background=True,
+    ... )
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     build_report({"baseline": evaluation}, f"{folder}/report.html", resamples=10).name
+    'report.html'
     """
     out = Path(out)
     if out.is_dir():

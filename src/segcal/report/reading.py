@@ -2,15 +2,18 @@
 
 Classes are judged one by one, from their pooled bins: together, what one class is given too much hides what another
 is given too little. A bin speaks only where its gap is at least a percentage point and its confidence lies outside the
-band of its frequency, which is over patients. Neighbouring bins that err to the same side make a range; the range that
+band of its frequency, which is over patients, widened for as many bins as could speak: of twenty bins of a method that
+is calibrated, one is outside its own band. Neighbouring bins that err to the same side make a range; the range that
 adds most to the ACE is told.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from scipy import stats as scipy_stats
 
 from segcal._io.words import counted
 from segcal.comparison.comparison import Comparison
@@ -88,19 +91,28 @@ def _calibration(method: str, comparison: Comparison, diagrams: MethodDiagrams) 
     if not diagrams.pooled.over_patients:
         few = f"Whether {method} is well calibrated cannot be told from fewer than {FEWEST_PATIENTS} patients."
         return f"{few} {on_average}"
-    verdicts = {name: _verdict(diagram, name) for name, diagram in diagrams.classes.items()}
+    wider = _widening(diagrams.classes.values(), comparison)
+    verdicts = {name: _verdict(diagram, name, wider) for name, diagram in diagrams.classes.items()}
     off = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
     if off:
         return f"{_worst_class(method, comparison, off)} {on_average}"
     if entry.value - entry.floor >= EXCESS:
         return (
             f"{method} is calibrated on average over patients, but not case by case: pooled over cases, no range of "
-            f"probabilities of any class is off by a percentage point beyond its band. {on_average}"
+            f"probabilities of any class is off by a percentage point beyond chance. {on_average}"
         )
     return (
-        f"{method} is well calibrated: no range of probabilities of any class is off by a percentage point beyond its "
-        f"band. {on_average}"
+        f"{method} is well calibrated: no range of probabilities of any class is off by a percentage point beyond "
+        f"chance. {on_average}"
     )
+
+
+def _widening(diagrams: Iterable[Reliability], comparison: Comparison) -> float:
+    """By what factor all bands together must be wider, so that each class of a calibrated method lies within them."""
+    bins = sum(int((~diagram.low.isnan()).sum()) for diagram in diagrams)
+    beyond = (1 - comparison.level) / 2
+    one, all_of_them = scipy_stats.t.isf([beyond, beyond / max(bins, 1)], comparison.patients - 1)
+    return float(all_of_them / one)
 
 
 def _worst_class(method: str, comparison: Comparison, off: Mapping[str, _Verdict]) -> str:
@@ -116,16 +128,17 @@ def _worst_class(method: str, comparison: Comparison, off: Mapping[str, _Verdict
     if len(comparison.classes) == 1:
         return told
     others = [f"{verdict.verb} {name}" for name, verdict in off.items() if name != worst]
-    rest = f" It also {' and '.join(others)}." if others else " The other classes are not off beyond their bands."
+    rest = f" It also {' and '.join(others)}." if others else " The other classes are not off beyond chance."
     return (
         f"{told} Of all classes this one is furthest off, with a pooled ACE of {_error(entry.value)} against at least "
         f"{_error(entry.floor)} by chance.{rest}"
     )
 
 
-def _verdict(diagram: Reliability, thing: str) -> _Verdict | None:
-    """None where nothing is off."""
-    ranges = sorted(_ranges(diagram, sign=1) + _ranges(diagram, sign=-1), key=lambda part: -part.weight)
+def _verdict(diagram: Reliability, thing: str, wider: float) -> _Verdict | None:
+    """None where nothing is off, with bands so many times wider."""
+    both = _ranges(diagram, wider, sign=1) + _ranges(diagram, wider, sign=-1)
+    ranges = sorted(both, key=lambda part: -part.weight)
     if not ranges:
         return None
     heaviest = ranges[0]
@@ -150,8 +163,8 @@ def _verb(ranges: list[_Range]) -> str:
     return max(found, key=found.__getitem__)
 
 
-def _ranges(diagram: Reliability, *, sign: int) -> list[_Range]:
-    """Runs of neighbouring bins that err to one side, beyond their band; 50 % ends a run, empty bins do not.
+def _ranges(diagram: Reliability, wider: float, *, sign: int) -> list[_Range]:
+    """Runs of neighbouring bins that err to one side, beyond their wider band; 50 % ends a run, empty bins do not.
 
     A bin without a band, which too few patients fill, says nothing.
     """
@@ -164,7 +177,7 @@ def _ranges(diagram: Reliability, *, sign: int) -> list[_Range]:
         if math.isnan(frequency):
             continue
         gap = confidence - frequency
-        if gap * sign >= WORTH_TELLING and (confidence < low or confidence > high):
+        if gap * sign >= WORTH_TELLING and (gap < wider * (low - frequency) or gap > wider * (high - frequency)):
             going_on = going_on and not runs[-1].start < 0.5 <= edges[i]
             start, gaps = runs.pop()[::2] if going_on else (edges[i], ())
             runs.append(_Range(start, edges[i + 1], (*gaps, gap)))

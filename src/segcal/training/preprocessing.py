@@ -41,7 +41,7 @@ OUTSIDE = 12.0  # logit of the background where the image was cut away; its prob
 
 
 @dataclass(frozen=True)
-class Geometry:
+class OriginalGrid:
     """What it takes to go back."""
 
     shape: tuple[int, int, int]
@@ -62,7 +62,7 @@ class PreparedCase:
     """(x, y, z), indices of classes, uint8."""
     foreground: Array
     """Positions of labelled voxels, (voxel, 3); about as many of each class."""
-    geometry: Geometry
+    geometry: OriginalGrid
 
 
 class Volume(NamedTuple):
@@ -142,11 +142,11 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
     x, y, z = original
     orientation = tuple((float(axis), float(way)) for axis, way in turn)
     return PreparedCase(
-        _normalised(image, config), truth, _foreground_voxels(truth), Geometry((x, y, z), orientation, box)
+        _normalised(image, config), truth, _foreground_voxels(truth), OriginalGrid((x, y, z), orientation, box)
     )
 
 
-def restore(logits: Tensor, geometry: Geometry) -> Tensor:
+def restore(logits: Tensor, geometry: OriginalGrid) -> Tensor:
     """(class, x, y, z) logits of a prepared image on the grid of the original one; in their place where they are only
     turned, since of a large image there may be no room for both.
 
@@ -226,11 +226,11 @@ def _stored_case(stem: Path) -> PreparedCase:
     return PreparedCase(image, labels, foreground, geometry_from(content))
 
 
-def geometry_from(content: dict[str, Any]) -> Geometry:
+def geometry_from(content: dict[str, Any]) -> OriginalGrid:
     """From the JSON of `asdict`."""
     x, y, z = content["shape"]
     orientation, box = (tuple(map(tuple, content[name])) for name in ("orientation", "box"))
-    return Geometry((x, y, z), orientation, box)
+    return OriginalGrid((x, y, z), orientation, box)
 
 
 def _stored(case: DataCase, path: Path) -> StoredArray:

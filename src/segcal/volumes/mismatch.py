@@ -21,7 +21,8 @@ def why_nothing_pairs(predictions: Path, labels: Path, pairing: Pairing) -> str:
     if empty:
         formats = ", ".join(EXTENSIONS)
         found = " and ".join(f"{folder} holds {files_in(folder)}" for folder in empty)
-        return f"predictions and labels must be files of the formats {formats}; {found}. Convert them."
+        remedy = "Convert them, or give another folder."
+        return f"predictions and labels must be files of the formats {formats}; {found}. {remedy}"
     shown = " and ".join(f"{folder} has {len(names)}, as {', '.join(names[:2])}" for folder, names in sides)
     difference = name_difference(pairing.unpaired_predictions, pairing.unpaired_labels)
     return f"predictions and labels must share case names; {shown}. {difference or 'None of them match.'}"

@@ -21,7 +21,13 @@ from segcal.errors import ConfigError, distinct
 class Regions:
     """Named unions of label values, and the label values in the order of the prediction's channels.
 
-    Values without a region are a remap alone: each value is a class.
+    Values without a region are a remap alone: each value is a class. ConfigError where there is neither, where a name
+    or a value comes twice, or where a region has members that are not among the values.
+
+    members: the label values of each region, by its name.
+
+    >>> Regions({"tumor core": (1, 4), "whole tumor": (1, 2, 4)}, values=(0, 1, 2, 4)).channels("tumor core")
+    [1, 3]
     """
 
     members: dict[str, tuple[int, ...]]
