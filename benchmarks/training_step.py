@@ -2,7 +2,7 @@
 
     python benchmarks/training_step.py --data folder-of-Task04_Hippocampus [--steps 150]
 
-On the network, patches and images of the hippocampus study, whose results are those of `segcal study hippocampus`.
+On the network, patches and images of the hippocampus study, whose results are those of `segcal study run hippocampus`.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ def base(folder: Path) -> None:
 
 
 def train(folder: Path) -> None:
-    assert "hippocampus" in run("study", "--list")
+    assert "hippocampus" in run("study", "list")
     small = ["--set", "training.epochs=1", "--set", "training.validate_every=1"]
-    run("study", "phantom", "--out", folder / "study", "--dry-run", *small)
+    run("study", "plan", "phantom", *small)
     run("demo", "--out", folder / "demo", "--epochs", 1)
     assert (folder / "demo" / "report.html").is_file()
 
@@ -68,5 +68,5 @@ if __name__ == "__main__":
         if sys.argv[1:] == ["train"]:
             train(Path(folder))
         else:
-            assert "pip install 'segcal[train]'" in run("study", "--list", code=2)
+            assert "pip install 'segcal[train]'" in run("study", "list", code=2)
     print(f"segcal {segcal.__version__} works: {segcal.__file__}")

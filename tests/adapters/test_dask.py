@@ -1,14 +1,20 @@
-"""Cases spread over a real Dask cluster: the same results as here, whoever of its workers dies."""
+"""Cases, and runs of a study, on a real Dask cluster: the same results as here, whoever of its workers dies."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
 
+import jobs
 import layouts
 import nibabel
 import numpy as np
 import pytest
+import studies
 import tiny
 from typer.testing import CliRunner
 
@@ -16,6 +22,8 @@ import segcal
 from segcal import ConfigError, Evaluation, SegcalError, evaluate
 from segcal.calibrators import Temperature
 from segcal.cli import app
+from segcal.study import do_runs, open_study, read_study
+from segcal.study.overview import overview
 from segcal.training import train
 from segcal.training.runs import evaluate_run, load_run
 
@@ -38,7 +46,7 @@ def cluster():
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0", silence_logs=50
         ) as started,
         distributed.Client(started, set_as_default=False) as client,
     ):
@@ -101,11 +109,9 @@ def test_a_worker_that_is_killed_loses_nothing(cluster, folder):
 
 
 def test_a_case_that_kills_every_worker_is_a_failure_and_stops_no_other(cluster):
-    from workers import die_at
-
-    came = dict(DaskCluster(cluster)(die_at, [(i, 1) for i in range(4)]))
+    came = dict(DaskCluster(cluster)(jobs.die_at, [(i, 1) for i in range(4)]))
     assert isinstance(came.pop(1), distributed.KilledWorker)
-    assert came == {0: None, 2: None, 3: None}
+    assert came == {0: 0, 2: 2, 3: 3}
 
 
 def test_what_a_job_raises_is_raised_here(cluster):
@@ -141,3 +147,61 @@ def test_predict_spreads_only_what_it_evaluates(tmp_path):
     done = CliRunner().invoke(app, ["predict", str(tmp_path), "--out", str(tmp_path / "o"), "--dask", "tcp://x:1"])
     assert done.exit_code == 2
     assert "--dask must come with --evaluate" in done.stderr
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_of_a_study_resumes_where_its_worker_was_killed(cluster, tmp_path):
+    """On another worker, from the last checkpoint; both runs end with the numbers of a study done here."""
+    file = studies.write_study(tmp_path)
+    here, there = (open_study(read_study(file), tmp_path / name) for name in ("here", "there"))
+    do_runs(here)
+    said: list[str] = []
+    with studies.killing(there.out, studies.parent_of) as deaths:  # the worker, whose child does the run
+        pids = set(cluster.run(os.getpid).values())
+        do_runs(there, executor=DaskCluster(cluster, gpus=True), say=said.append)
+    assert overview(there).count("done") == 2, said
+    studies.check_resumed(deaths)
+    cluster.wait_for_workers(2, timeout=60)
+    assert len(pids - set(cluster.run(os.getpid).values())) == 1
+    assert studies.numbers(there.out) == studies.numbers(here.out)
+    assert not list(there.out.glob("runs/*/failed.json"))
+
+
+def test_a_study_that_is_killed_leaves_no_run_at_work(cluster, tmp_path):
+    file = studies.write_study(tmp_path)
+    command = [sys.executable, "-m", "segcal", "study", "run", str(file), "--out", str(tmp_path / "out")]
+    command += ["--set", "training.epochs=5000", "--dask", cluster.scheduler.address]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    shop = None
+    try:
+        wait_for(lambda: len(list((tmp_path / "out").glob("runs/*/log.csv"))) == 2)
+        shop = open_study(read_study(tmp_path / "out" / "study.toml"), tmp_path / "out")
+        assert overview(shop).count("running") == 2
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: overview(shop).count("running") == 0)
+    assert not list((tmp_path / "out").glob("runs/*/failed.json"))
+
+
+def wait_for(what, seconds=120):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.2)
+
+
+def test_a_run_takes_a_gpu_where_workers_declare_them(cluster):
+    assert DaskCluster(cluster, gpus=True).resources is None
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=4, resources={"GPU": 1}, host="127.0.0.1", dashboard_address=":0",
+            silence_logs=50,
+        ) as started,
+        distributed.Client(started, set_as_default=False) as client,
+    ):  # fmt: skip
+        assert DaskCluster(client).resources is None
+        with_gpus = DaskCluster(client, gpus=True)
+        assert with_gpus.resources == {"GPU": 1}
+        spans = sorted(span for _, span in with_gpus(jobs.span, [(0.2,)] * 3))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))  # one at a time

@@ -153,7 +153,7 @@ ATTACKS = {
     ),
     "study": Attack(
         lambda data, out: [
-            *("study", str(data / "study.toml"), "--out", str(out), "--data", f"phantom={data / 'phantom'}"),
+            *("study", "run", str(data / "study.toml"), "--out", str(out), "--data", f"phantom={data / 'phantom'}"),
         ],
         make_study,
         studied,
@@ -225,11 +225,7 @@ def broken_files(folder: Path) -> list[str]:
 
 def litter(folder: Path) -> list[str]:
     """What writing left behind."""
-    return [
-        str(path.relative_to(folder))
-        for path in folder.rglob(".*")
-        if path.is_file() and path.name not in (".lock",) and not path.name.startswith(".claim")
-    ]
+    return [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.is_file() and path.name != ".lock"]
 
 
 def attack(name: str, kills: int, *, seed: int = 0, warm: bool = False) -> dict[str, Any]:

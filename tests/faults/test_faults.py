@@ -159,7 +159,7 @@ COMMANDS = {
         GOES_ON,
     ),
     "study": Command(
-        lambda data, out: ["study", data / "study.toml", "--out", out, "--data", f"phantom={data / 'phantom'}"],
+        lambda data, out: ["study", "run", data / "study.toml", "--out", out, "--data", f"phantom={data / 'phantom'}"],
         lambda out: {
             name: content for name, content in contents(".csv", ".md")(out / "results").items() if name != "runs.csv"
         },

@@ -121,12 +121,14 @@ def test_a_training_that_ends_takes_its_loaders_along(number, images, tmp_path):
     assert ("goes on from its last checkpoint" in " ".join(output.split())) == (number != signal.SIGKILL)
 
 
-def test_a_study_that_is_killed_takes_its_jobs_along(images, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_study_that_ends_takes_its_jobs_along(number, images, tmp_path):
     out = tmp_path / "study"
     arguments = ("--data", f"phantom={images}", "--jobs", 2, "--set", "training.epochs=500")
-    with started("study", "phantom", "--out", out, *arguments) as process:
+    with started("study", "run", "phantom", "--out", out, *arguments) as process:
         wait_for(lambda: len(list((out / "runs").glob("*/config.toml"))) == 2, 120)
-        ends(process, signal.SIGKILL)
+        output = ends(process, number)
+    assert ("goes on from there" in " ".join(output.split())) == (number != signal.SIGKILL)
     assert not list((out / "runs").glob("*/failed.json"))
 
 

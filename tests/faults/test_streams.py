@@ -83,8 +83,8 @@ def commands(data: Path) -> dict[str, list[object]]:
         "datasets": ["datasets"],
         "check": ["datasets", "check", "phantom", data],
         "check --json": ["datasets", "check", "phantom", data, "--json"],
-        "study --list": ["study", "--list"],
-        "study --dry-run": ["study", "phantom", "--dry-run", "--data", data],
+        "study list": ["study", "list"],
+        "study plan": ["study", "plan", "phantom", "--data", data],
         "help": ["evaluate", "--help"],
         "help of all": ["--help"],
         "version": ["--version"],
@@ -179,7 +179,8 @@ def test_methods_are_described_without_docstrings():
 
 
 VERBS = ["", "evaluate", "compare", "report", "datasets", "datasets check", "train", "predict", "export-bundle", "demo",
-         "calibrate", "calibrate fit", "calibrate apply", "study", "doctor"]  # fmt: skip
+         "calibrate", "calibrate fit", "calibrate apply", "study", "study run", "study plan",
+         "study status", "study report", "doctor"]  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -24,7 +24,7 @@ from segcal.study import summary
 from segcal.study.figures import map_cases, study_colours, write_figures
 from segcal.study.page import build_page, key_results, lead_sentence
 from segcal.study.plan import make_plan, read_study
-from segcal.study.summary import collect, relative_changes, study_tables
+from segcal.study.summary import collect, relative_changes
 from segcal.study.work import DONE, SIDES, Workshop
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -99,7 +99,7 @@ def drawn(results, shop):
 
 @pytest.fixture(scope="module")
 def page(results, shop, drawn):
-    return build_page(results, shop, drawn, shop.out / "report.html")
+    return build_page(results, drawn, shop.out / "report.html")
 
 
 class Markup(HTMLParser):
@@ -196,13 +196,12 @@ def test_labels_that_skip_a_value_are_read_as_values(shop):
 
 def test_the_page_has_each_number_of_each_table(page, results):
     text = Markup(page).text
-    for table in study_tables(results):
+    for table in results.tables:
         assert table.title in text
         for row in table.rows:
             for cell in row[table.names :]:
-                value, _, rest = cell.text.partition(" (")
-                fine = f"{rest.removesuffix(')')} {cell.change}"
-                assert cell.text == "-" or " ".join(f"{value} {cell.stars} {fine}".split()) in text
+                shown = f"{cell.value} {cell.spread} {cell.stars} {cell.seeds} {cell.change}"
+                assert cell.value == "-" or " ".join(shown.split()) in text
 
 
 def test_the_summary_tells_what_methods_change(page, results):
@@ -215,7 +214,7 @@ def test_the_summary_tells_what_methods_change(page, results):
     shown = zip((f"macro-ACE, % {mean[1]:+.1f}", f"micro-ACE, % {mean[2]:+.1f}", f"DSC, points {mean[0]:+.2f}"), told,
                 strict=True)  # fmt: skip
     assert "soft-ace " + " ".join(" ".join(pair) for pair in shown) in text
-    assert lead_sentence(results) in text
+    assert lead_sentence(results, key_results(results)) in text
     assert f"soft-ace lowers macro-ACE the most: by {-mean[1]:.1f} % against dice-ce, averaged over 2 datasets" in text
     assert "with dsc >= baseline - 0.02 on validation cases, soft-ace has the lowest macro-ACE there" in text
 
@@ -228,7 +227,7 @@ def test_failed_cases_and_notes_are_in_the_notes(results, shop, drawn, tmp_path)
     first, *others = results.datasets
     test = {method: [replace(each, provenance=provenance) for each in seeds] for method, seeds in first.test.items()}
     changed = replace(results, datasets=(replace(first, test=test), *others))
-    text = Markup(build_page(changed, shop, drawn, tmp_path / "report.html")).text
+    text = Markup(build_page(changed, drawn, tmp_path / "report.html")).text
     for method in first.methods:
         assert f"Two parts, {method}: 1 of {CASES + 1} cases failed and count nowhere: {HOSTILE} (GridError: is" in text
         assert text.count(f"Two parts, {method}: Decisions, not probabilities.") == 1
@@ -257,7 +256,8 @@ def with_p(results, **p):
     ],
 )
 def test_the_first_sentence_says_on_how_many_datasets_a_change_is_significant(results, p, told):
-    sentence = lead_sentence(with_p(results, **p))
+    tested = with_p(results, **p)
+    sentence = lead_sentence(tested, key_results(tested))
     assert f"averaged over 2 datasets {told}; it lowers micro-ACE" in sentence
     assert sentence.count(told) == 3
 
@@ -273,9 +273,9 @@ def test_the_first_sentence_says_on_how_many_datasets_a_change_is_significant(re
 )
 def test_the_first_sentence_says_what_the_test_found_as_the_table_does(results, p, told, stars):
     one = with_p(replace(results, datasets=results.datasets[:1]), Two=p)
-    sentence = lead_sentence(one)
+    sentence = lead_sentence(one, key_results(one))
     assert f"% against dice-ce {told}; it" in sentence
-    row = next(row for row in summary.change_table(one.datasets).rows if row[1].text == "soft-ace")
+    row = next(row for row in summary.change_table(one).rows if row[1].text == "soft-ace")
     assert {cell.stars for cell in row[2:]} == {stars}
     assert key_results(one)[0].tested[Column("ace", "macro")] == told[1:-1]
 
@@ -313,9 +313,9 @@ def test_a_study_without_results_has_a_page_of_what_is_missing(results, shop, tm
     none = replace(results, datasets=(), chosen=(), remarks=("all is missing",))
     drawn = write_figures(none, shop, tmp_path)
     assert drawn == ((), ())
-    text = Markup(build_page(none, shop, drawn, tmp_path / "deep" / "report.html")).text
+    text = Markup(build_page(none, drawn, tmp_path / "deep" / "report.html")).text
     assert "all is missing" in text
-    assert lead_sentence(none) == ""
+    assert lead_sentence(none, key_results(none)) == ""
     assert study_colours(none) == {}
 
 

@@ -25,8 +25,8 @@ def plan(tmp_path, monkeypatch):
     return make_plan(read_study("paper"), tmp_path)
 
 
-def script_of(plan, out="out", *, study="paper", data=(), runs=RUNS, hours=None):
-    return slurm_script(plan, study, Path(out), data=data, open_runs=runs, hours=hours)
+def script_of(plan, out="out", *, runs=RUNS, hours=None):
+    return slurm_script(plan, Path(out), open_runs=runs, hours=hours)
 
 
 def options_of(script):
@@ -56,32 +56,23 @@ def run_script(script, folder, task):
 
 
 def test_each_job_does_its_run(plan, tmp_path):
-    script = script_of(plan, data=["data", "ACDC 17=elsewhere/acdc"])
+    script = script_of(plan)
     for task, name in enumerate(RUNS):
-        assert run_script(script, tmp_path, task) == [
-            "segcal", "study", "paper", "--out", f"{tmp_path}/out", "--data", f"{tmp_path}/data",
-            "--data", f"ACDC 17={tmp_path}/elsewhere/acdc", "--worker", "--only", name,
-        ]  # fmt: skip
+        assert run_script(script, tmp_path, task) == ["segcal", "study", "run", f"{tmp_path}/out", "--only", name]
 
 
 def test_strange_paths_survive(plan, tmp_path):
-    script = script_of(plan, STRANGE, study=f"{STRANGE}/study.toml", data=[f"ACDC 17={STRANGE}", "d = e"])
-    arrived = run_script(script, tmp_path, 1)
-    assert arrived[1:-3] == [
-        "study", f"{tmp_path}/{STRANGE}/study.toml", "--out", f"{tmp_path}/{STRANGE}",
-        "--data", f"ACDC 17={tmp_path}/{STRANGE}", "--data", f"d ={tmp_path}/ e",
-    ]  # fmt: skip
+    script = script_of(plan, STRANGE)
+    assert run_script(script, tmp_path, 1)[1:-2] == ["study", "run", f"{tmp_path}/{STRANGE}"]
     assert options_of(script)["--output"] == f"{tmp_path}/{STRANGE}/logs/slurm-%A_%a.txt".replace("50%", "50%%")
 
 
 def test_the_last_job_reports(plan, tmp_path):
-    script = script_of(plan, STRANGE, data=[STRANGE])
+    script = script_of(plan, STRANGE)
     (line,) = (line for line in script.splitlines() if "--dependency" in line)
     words = shlex.split(line.removeprefix("#"))
     assert words[:3] == ["sbatch", "--dependency=afterany:JOB", "--wrap"]
-    assert shlex.split(words[3]) == [
-        "segcal", "study", "paper", "--out", f"{tmp_path}/{STRANGE}", "--data", f"{tmp_path}/{STRANGE}", "--results",
-    ]  # fmt: skip
+    assert shlex.split(words[3]) == ["segcal", "study", "report", f"{tmp_path}/{STRANGE}"]
 
 
 def test_what_a_job_asks_for(plan, tmp_path):

@@ -8,20 +8,26 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
+import studies
+import workers
 from typer.testing import CliRunner
 
+from segcal._io.files import locked
 from segcal.cli import app
 from segcal.datasets import make_phantom
-from segcal.study import make_plan, open_study, read_study
+from segcal.study import do_runs, load_study, open_study, read_study, running, work
 from segcal.study.figures import Drawn
 from segcal.study.overview import overview
-from segcal.study.work import CROSS_FITTED
+from segcal.study.work import CROSS_FITTED, PROGRESS
 
 METHODS = ["dice-ce", "ce", "dice-ce + temperature", "hard-ace", "soft-ace"]
 REDUCED = ["--set", "training.epochs=2", "--set", "training.validate_every=2"]
@@ -46,7 +52,7 @@ def study(*arguments: object):
 def whole(root, tmp_path_factory, one_thread):
     """The reduced study, done in one go."""
     out = tmp_path_factory.mktemp("study") / "out"
-    done = study("phantom", "--out", out, "--data", f"phantom={root}", *REDUCED)
+    done = study("run", "phantom", "--out", out, "--data", f"phantom={root}", *REDUCED)
     assert done.exit_code == 0, done.output
     return out, done
 
@@ -62,7 +68,7 @@ def rows_of(path: Path):
 
 
 def arms(out: Path):
-    return open_study(read_study(out / "study.toml"), out).plan.arms
+    return load_study(out).plan.arms
 
 
 def test_tables_figures_and_page_are_there(whole):
@@ -77,7 +83,7 @@ def test_tables_figures_and_page_are_there(whole):
         assert (out / "figures" / f"{name}.pdf").exists()
     assert [row["method"] for row in rows_of(out / "results" / "runs.csv")] == METHODS
     assert "4 runs" in done.stderr
-    assert "4 runs: 4 done" in study(out, "--status").stdout
+    assert "4 runs: 4 done" in study("status", out).stdout
 
 
 def test_every_number_of_the_tables_follows_from_the_files_of_cases(whole):
@@ -141,7 +147,7 @@ def test_another_rule_needs_no_run_again(whole, tables, no_figures):
 
     out, _ = whole
     before = times()
-    done = study(out, "--results", "--choose", "dsc >= 0")
+    done = study("report", out, "--choose", "dsc >= 0")
     assert done.exit_code == 0, done.output
     assert json.loads((out / "results" / "choice.json").read_text())[0]["rule"] == "dsc >= 0"
     assert times() == before
@@ -149,7 +155,18 @@ def test_another_rule_needs_no_run_again(whole, tables, no_figures):
 
 def test_killed_half_way_it_goes_on_to_the_same_tables(root, tables, tmp_path, no_figures):
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "segcal", "study", "phantom", "--out", str(out), "--data", f"phantom={root}"]
+    command = [
+        sys.executable,
+        "-m",
+        "segcal",
+        "study",
+        "run",
+        "phantom",
+        "--out",
+        str(out),
+        "--data",
+        f"phantom={root}",
+    ]
     log = (tmp_path / "log.txt").open("wb")
     process = subprocess.Popen([*command, *REDUCED], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log)
     deadline = time.monotonic() + 240
@@ -159,9 +176,9 @@ def test_killed_half_way_it_goes_on_to_the_same_tables(root, tables, tmp_path, n
     process.wait()
     log.close()
     assert process.returncode == -signal.SIGKILL, (tmp_path / "log.txt").read_text()
-    found = overview(open_study(read_study(out / "study.toml"), out))
+    found = overview(load_study(out))
     assert (found.count("done"), found.count("running")) == (1, 0)  # the dead hold nothing
-    done = study("phantom", "--out", out, "--data", f"phantom={root}", *REDUCED)
+    done = study("run", "phantom", "--out", out, "--data", f"phantom={root}", *REDUCED)
     assert done.exit_code == 0, done.output
     assert {name: (out / "results" / name).read_bytes() for name in tables} == tables
 
@@ -173,7 +190,7 @@ def test_what_is_done_is_not_done_again_and_a_change_reruns_what_it_touches(root
     file = out.parent / "changed.toml"
     text = (out / "study.toml").read_text(encoding="utf-8")
     file.write_text(text.replace('"soft-ace",', '"softer",').replace("[variants]", SOFTER), encoding="utf-8")
-    done = study(file, "--out", out, "--data", f"phantom={root}")
+    done = study("run", file, "--out", out, "--data", f"phantom={root}")
     assert [config.loss.ace.bins for config in trained] == [7]  # and none of the others
     assert done.exit_code == 1
     assert "softer, seed 0: not there yet" in " ".join(done.output.split())
@@ -200,46 +217,105 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again_by_the_next_command(
 
     monkeypatch.setattr("segcal.study.work.execute", fail)
     said: list[str] = []
-    shop.work(say=said.append)
+    do_runs(shop, say=said.append)
     assert tried == ["dice-ce", "ce", "hard-ace", "soft-ace"]
     states = {state.name.split("-seed")[0]: state for state in shop.states()}
     assert states["phantom-ce"].status == "failed"
     assert states["phantom-ce"].message == "MemoryError: no room"
     assert any("MemoryError: no room" in text for text in said)
     assert "no room" in (shop.runs / states["phantom-ce"].name / "failed.log").read_text()
-    shop.work(again=False)
     assert len(tried) == 4
     monkeypatch.setattr("segcal.study.work.execute", lambda run, *_: tried.append("again") or {"fittings": []})
-    shop.work()
+    do_runs(shop)
     assert tried[4:] == ["again"]
     assert overview(shop).count("done") == 4
 
 
-def test_workers_share_the_runs(root, tmp_path):
+@pytest.fixture
+def shop(root, tmp_path):
+    """A study whose runs are open."""
+    return open_study(read_study("phantom", changes=["training.epochs=1"]), tmp_path, data=[f"phantom={root}"])
+
+
+def done_by(shop):
+    """The processes that did each run."""
+    return {path.parent.name: path.read_text().split() for path in shop.runs.glob("*/by.txt")}
+
+
+def test_processes_share_the_runs(shop, monkeypatch):
     """Two real processes, on steps that only take time; each run is done by one of them."""
-    script = (
-        "import sys, time, os, segcal.study.work as work\n"
-        "def execute(run, folder, prepared, tell):\n"
-        "    folder.mkdir(parents=True, exist_ok=True)\n"
-        "    with (folder / 'by.txt').open('a') as file: file.write(f'{os.getpid()}\\n')\n"
-        "    for i in range(10): time.sleep(0.05); tell('training', i, 10)\n"
-        "    return {'fittings': [f.folder for f in run.fittings], 'validation': work.CROSS_FITTED}\n"
-        "work.execute = execute\n"
-        "from segcal.cli import app\n"
-        "app(['study', *sys.argv[1:], '--worker'])\n"
-    )
-    open_study(read_study("phantom", changes=["training.epochs=1"]), tmp_path, data=[f"phantom={root}"])
-    command = [sys.executable, "-c", script, str(tmp_path / "study.toml"), "--out", str(tmp_path)]
-    workers = [subprocess.Popen(command) for _ in range(2)]
-    assert [worker.wait() for worker in workers] == [0, 0]
-    by = {path.parent.name: path.read_text().split() for path in tmp_path.glob("runs/*/by.txt")}
-    assert len(by) == 4
+    monkeypatch.setattr(running, "do_run", workers.idle_run)
+    said: list[str] = []
+    do_runs(shop, jobs=2, say=said.append)
+    by = done_by(shop)
+    assert sorted(by) == sorted(shop.plan.runs)
     assert all(len(pids) == 1 for pids in by.values())
+    assert str(os.getpid()) not in {pid for pids in by.values() for pid in pids}
+    assert sorted(said) == sorted(f"{name} is done" for name in by)
+    assert not list(shop.runs.glob(f"*/{PROGRESS}"))
 
 
-def test_a_dry_run_lists_runs_epochs_hours_and_what_is_missing(monkeypatch, tmp_path):
+def test_a_run_that_kills_its_processes_fails_and_stops_no_other(shop, monkeypatch):
+    monkeypatch.setattr(running, "do_run_apart", work.do_run)
+    facts = {"validation": CROSS_FITTED}
+    monkeypatch.setattr(work, "execute", lambda run, *_: facts | {"fittings": [f.folder for f in run.fittings]})
+
+    def executor(function, asked):
+        for i, job in enumerate(asked):
+            yield i, BrokenProcessPool() if job[0].config.method == "ce" else function(*job)
+
+    do_runs(shop, executor=executor)
+    states = {state.name.split("-seed")[0]: state for state in shop.states()}
+    assert [name for name, state in states.items() if state.status == "failed"] == ["phantom-ce"]
+    assert states["phantom-ce"].message.startswith("CrashError: the processes that did this run died;")
+    assert overview(shop).count("done") == 3
+
+
+def test_a_run_that_another_process_holds_is_left_and_then_waited_for(shop, monkeypatch):
+    facts = {"validation": CROSS_FITTED}
+    monkeypatch.setattr(work, "execute", lambda run, *_: facts | {"fittings": [f.folder for f in run.fittings]})
+    monkeypatch.setattr(work, "PATIENCE_S", 0.1)
+    name = list(shop.plan.runs)[1]
+    folder = shop.runs / name
+    folder.mkdir(parents=True)
+    with locked(folder / ".lock", folder):
+        done = study("run", shop.out, "--only", name)
+        assert done.exit_code == 1
+        assert f"{name} is left alone: another process is at it" in done.stderr
+        assert not list(folder.glob("*.json"))
+    held = ExitStack()
+    held.enter_context(locked(folder / ".lock", folder))
+    said: list[str] = []
+
+    def release(text: str) -> None:
+        said.append(text)
+        if text.startswith(f"{name} is left"):
+            threading.Timer(2, held.close).start()
+
+    do_runs(shop, say=release)
+    assert said[1] == f"{name} is left alone: another process is at it"
+    assert said[-1] == f"{name} is done"
+    assert len(said) == 5
+    assert study("run", shop.out, "--only", name).exit_code == 0
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_worker_that_is_killed_loses_nothing(tmp_path, monkeypatch):
+    """Its run resumes from the last checkpoint, and ends with the numbers of an undisturbed study."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)  # a thread for each process, as without the pool
+    file = studies.write_study(tmp_path)
+    serial, killed = (open_study(read_study(file), tmp_path / name) for name in ("serial", "killed"))
+    do_runs(serial)
+    with studies.killing(killed.out, lambda pid: pid) as deaths:
+        do_runs(killed, jobs=2)
+    assert overview(killed).count("done") == 2
+    studies.check_resumed(deaths)
+    assert studies.numbers(killed.out) == studies.numbers(serial.out)
+
+
+def test_a_plan_lists_runs_epochs_hours_and_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.delenv("SEGCAL_DATA", raising=False)
-    done = study("paper", "--dry-run")
+    done = study("plan", "paper")
     assert done.exit_code == 1  # data are missing
     text = " ".join(done.stdout.split())
     assert "16 runs: about" in text
@@ -250,28 +326,29 @@ def test_a_dry_run_lists_runs_epochs_hours_and_what_is_missing(monkeypatch, tmp_
 
 
 def test_the_list_names_every_study():
-    done = study("--list")
+    done = study("list")
     for name in ("paper:", "sensitivity:", "hippocampus:", "acdc-small:", "phantom:", "phantom-sensitivity:"):
         assert name in done.stdout
 
 
 def test_slurm_prints_a_job_for_each_open_run(root, tmp_path):
-    done = study("phantom", "--out", tmp_path, "--data", f"phantom={root}", "--slurm")
+    done = study("plan", "phantom", "--out", tmp_path, "--data", f"phantom={root}", "--slurm")
     assert done.exit_code == 0, done.output
     assert "#SBATCH --array=0-3" in done.stdout
-    assert f"{tmp_path}/study.toml" in done.stdout
+    assert f"srun segcal study run {tmp_path} --only" in done.stdout
+    assert (tmp_path / "study.toml").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["phantom"], "STUDY and --out must be given"),
-        (["phantom", "--out", "x", "--status", "--worker"], "must do; got"),
-        (["phantom", "--out", "x", "--only", "a"], "--only must come with --worker"),
-        (["nothing", "--out", "x"], "a study must be a .toml file"),
-        (["phantom", "--out", "x", "--set", "training.epochs"], "key=value"),
-        (["phantom", "--out", "x", "--choose", "dsc"], "a condition must be"),
-        (["phantom", "--out", "x", "--worker", "--only", "a"], "--only"),
+        (["run", "phantom"], "--out must be given"),
+        (["run", "phantom", "--out", "x", "--jobs", "2", "--dask", "tcp://x:1"], "got both"),
+        (["run", "nothing", "--out", "x"], "a study must be a .toml file"),
+        (["run", "phantom", "--out", "x", "--set", "training.epochs"], "KEY=VALUE"),
+        (["run", "phantom", "--out", "x", "--choose", "dsc"], "a condition must be"),
+        (["run", "phantom", "--out", "x", "--only", "a"], "--only"),
+        (["plan", "phantom", "--slurm"], "--out must be given"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_runs(arguments, what, root, tmp_path, monkeypatch):
@@ -284,26 +361,37 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(arguments, what, ro
 
 def test_without_any_data_it_ends_with_where_it_looked(monkeypatch, tmp_path):
     monkeypatch.delenv("SEGCAL_DATA", raising=False)
-    done = study("hippocampus", "--out", tmp_path / "out", "--data", tmp_path)
+    done = study("run", "hippocampus", "--out", tmp_path / "out", "--data", tmp_path)
     assert done.exit_code == 2
     assert "Task04_Hippocampus must be there" in " ".join(done.output.split())
 
 
-def test_the_overview_counts_and_foretells(root, tmp_path):
-    shop = open_study(read_study("phantom", changes=["training.epochs=1"]), tmp_path, data=[f"phantom={root}"])
-    names = list(
-        make_plan(read_study("phantom", changes=["training.epochs=1"]), tmp_path, data=[f"phantom={root}"]).runs
-    )
-    (shop.runs / names[0]).mkdir(parents=True)
+def test_only_the_folder_of_a_study_has_a_status_and_a_report(tmp_path):
+    for command in ("status", "report"):
+        done = study(command, tmp_path)
+        assert done.exit_code == 2
+        assert "must be the folder of a study; it has no study.toml" in " ".join(done.output.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_overview_counts_and_foretells(shop):
+    first, second, third, _ = shop.plan.runs
+    for name in (first, second, third):
+        (shop.runs / name).mkdir(parents=True)
     done = {"fittings": ["calibrated/temperature"], "validation": CROSS_FITTED, "seconds": 100.0}
-    (shop.runs / names[0] / "done.json").write_text(json.dumps(done))
-    with shop.claims.take(names[1]) as claim:  # type: ignore[union-attr]
-        claim.tell(stage="training", share=0.5, seconds=50.0)
-        for _ in range(100):
-            found = overview(shop)
-            if found.states[1].share:
-                break
-            time.sleep(0.1)
-        assert [state.status for state in found.states] == ["done", "running", "waiting", "waiting"]
-        assert found.seconds_left == pytest.approx(250.0)  # half a run and two, 100 s each, by one process
-        assert found.line == "4 runs: 1 done, 1 running, 0 failed, 2 waiting, about 4 min left"
+    (shop.runs / first / "done.json").write_text(json.dumps(done))
+    progress = {"host": "here", "pid": 7, "stage": "training", "share": 0.5, "begun": 0.0, "seconds": 50.0,
+                "time": "2026-01-02T03:04:05+00:00"}  # fmt: skip
+    (shop.runs / second / PROGRESS).write_text(json.dumps(progress))
+    (shop.runs / third / PROGRESS).write_text(json.dumps(progress | {"share": 0.25}))  # its process died
+    with locked(shop.runs / second / ".lock", shop.runs / second):
+        found = overview(shop)
+        shown = study("status", shop.out).stdout
+    assert [state.status for state in found.states] == ["done", "running", "waiting", "waiting"]
+    assert found.states[1].where == found.states[2].where == "here, process 7"
+    assert found.states[2].message == "stopped, last seen 2026-01-02T03:04:05+00:00"
+    assert found.seconds_left == pytest.approx(225.0)  # 0.5, 0.75 and 1 of a run, 100 s each, by one process
+    assert found.line == "4 runs: 1 done, 1 running, 0 failed, 2 waiting, about 4 min left"
+    assert found.line in shown
+    assert "stopped, last seen" in " ".join(shown.split())
+    assert overview(shop).count("running") == 0  # nobody holds a lock any more

@@ -20,10 +20,10 @@ from segcal import Evaluation, SegcalError, ace, bin_statistics
 from segcal._io.jobs import Failure
 from segcal.calibrators import make_calibrator
 from segcal.cli import app
-from segcal.study import open_study, read_study, work
+from segcal.study import do_runs, open_study, read_study, work
 from segcal.study.choose import parse_rule
 from segcal.study.figures import Drawn
-from segcal.study.summary import DatasetResults, _chosen, choice_sentences, collect
+from segcal.study.summary import DatasetResults, _choice_sentence, _chosen, collect
 from segcal.training.runs import load_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 def shop(folder, one_thread):
     shop = open_study(read_study(folder / "mine.toml"), folder / "out")
     said: list[str] = []
-    shop.work(say=said.append)
+    do_runs(shop, say=said.append)
     assert said == [f"{name} is done" for name in shop.plan.runs]
     return shop
 
@@ -122,7 +122,7 @@ def test_results_of_a_fit_to_the_same_cases_are_done_again_and_nothing_else(shop
     assert "not there yet" in " ".join(collect(shop).remarks)
     fitted = []
     monkeypatch.setattr(work, "spooled", lambda *_: fitted.append(1))
-    shop.work()
+    do_runs(shop)
     assert shop.is_done(run)
     assert json.loads(done.read_text())["fittings"] == ["calibrated/isotonic"]  # the other one is not known to be fair
     assert torch.equal(saved(shop, "calibrated/isotonic/validation").case_metrics()["ace"], before)
@@ -140,13 +140,14 @@ def test_killed_between_two_fits_it_goes_on_to_the_same_numbers(shop, tmp_path, 
         "        if len(fits) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    save(self, path)\n"
         "c.Calibrator.save = die\n"
-        f"study.open_study(study.read_study({str(tmp_path / 'mine.toml')!r}), {str(tmp_path / 'out')!r}).work()\n"
+        f"shop = study.open_study(study.read_study({str(tmp_path / 'mine.toml')!r}), {str(tmp_path / 'out')!r})\n"
+        "study.do_runs(shop)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode == -signal.SIGKILL
     assert len(list((tmp_path / "out").glob("runs/*/calibrated/isotonic/folds/*.json"))) == 2
     again = open_study(read_study(tmp_path / "mine.toml"), tmp_path / "out")
-    again.work()
+    do_runs(again)
     for side in ("validation", "test"):
         one, two = (saved(each, f"calibrated/isotonic/{side}") for each in (shop, again))
         assert torch.equal(one.case_metrics()["ace"], two.case_metrics()["ace"])
@@ -155,7 +156,7 @@ def test_killed_between_two_fits_it_goes_on_to_the_same_numbers(shop, tmp_path, 
 def test_with_one_validation_patient_a_calibrator_cannot_be_chosen_and_that_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("segcal.study.running.write_figures", lambda *_: Drawn((), ()))
     write_study(tmp_path, SIDES | {3: "train", 4: "train"})
-    done = CliRunner().invoke(app, ["study", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(app, ["study", "run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     text = " ".join(done.stdout.split())
     assert "dice-ce has the lowest macro-ACE there" in text
@@ -173,20 +174,20 @@ def test_a_baseline_that_cannot_be_judged_leaves_no_choice():
     found = DatasetResults("data", {"a + temperature": (0,), "b": (0,)}, {"b": [part]}, tests, comparison, ())
     chosen = _chosen(found, parse_rule("dsc >= baseline"), "a + temperature")
     assert chosen.choice is None
-    (sentence,) = choice_sentences([chosen])
+    sentence = _choice_sentence(chosen)
     assert "there is none. Not to be chosen: a + temperature." in sentence
 
 
 def test_a_run_tells_how_many_cases_failed_and_why():
     failures = [Failure(f"case_{i}", "GridError", f"is off by {i}.") for i in range(5)]
     with pytest.raises(SegcalError, match=r"5 failed: case_0: is off by 0; .*; case_2: is off by 2 and 2 more\."):
-        work._need_all(SimpleNamespace(evaluation=None, failures=failures))
+        work._need_all(SimpleNamespace(measured=None, failures=failures))
 
 
 def test_results_of_a_study_whose_baseline_is_gone_do_not_stay(shop, tmp_path, monkeypatch):
     """Tables, figures and page are of what is there now."""
     out = shop.out
-    command = ["study", str(out), "--results"]
+    command = ["study", "report", str(out)]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert "macro-ACE" in (out / "results" / "results.md").read_text()
     assert (out / "figures" / "pareto.png").exists()

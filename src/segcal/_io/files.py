@@ -39,6 +39,10 @@ class WriteError(OSError):
         return f"{self.filename} cannot be written: {self.strerror}."
 
 
+class HeldError(ConfigError):
+    """A folder that another process is writing."""
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """What the system refuses meanwhile is a WriteError with this name; by itself it would often have none."""
@@ -278,7 +282,7 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
         try:
             lock.acquire(blocking=False)
         except Timeout as error:
-            raise ConfigError(
+            raise HeldError(
                 f"{folder} is being written by another process; wait for it, or choose another --out."
             ) from error
         own = path.stat()
@@ -291,6 +295,19 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
             if os.path.samestat(own, path.stat()):
                 path.unlink()
         lock.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file at `path`; to find out it is taken for a moment."""
+    try:
+        if path.exists():
+            with locked(path, path.parent):
+                return False
+    except HeldError:
+        return True
+    except OSError:  # it cannot be written here
+        pass
+    return False
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

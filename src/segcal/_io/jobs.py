@@ -10,19 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from segcal._io.ending import start_worker
 from segcal._io.files import Ledger, WriteError, locked, make_folder
 from segcal.errors import ConfigError, FileError, SegcalError
 
+T = TypeVar("T")
 PARTS = ".parts"
+CHANCES = 2  # pools that may break while a job is at work, before it is done alone
+wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
+"""Tells a long job whether anyone still waits for it; an executor that cannot end a job's process sets it."""
 
 
 class Failure(NamedTuple):
@@ -42,14 +48,14 @@ class Job(NamedTuple):
 
 
 class Executor(Protocol):
-    """Calls a function with the arguments of each job, here or elsewhere.
+    """Calls a function at the top of a module with the arguments of each job, here or elsewhere.
 
-    Yields the place of each job and what it gave, in any order; the exception, where the job took its process along.
+    Yields the place of each job and what it gave, in any order; the exception, where a job took its process along.
     """
 
     def __call__(
-        self, function: Callable[..., Failure | None], jobs: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, Failure | BaseException | None]]: ...
+        self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]]
+    ) -> Generator[tuple[int, T | BaseException], None, None]: ...
 
 
 def do_jobs(jobs: Sequence[Job], executor: Executor) -> Generator[tuple[Job, Failure | None], None, None]:
@@ -77,8 +83,8 @@ def crashed(case: str) -> Failure:
 
 
 def in_turn(
-    function: Callable[..., Failure | None], jobs: Sequence[tuple[Any, ...]]
-) -> Iterator[tuple[int, Failure | None]]:
+    function: Callable[..., T], jobs: Sequence[tuple[Any, ...]]
+) -> Generator[tuple[int, T | BaseException], None, None]:
     """The executor that does one job after the other, in this process."""
     for i, arguments in enumerate(jobs):
         yield i, function(*arguments)
@@ -87,52 +93,79 @@ def in_turn(
 class Pool:
     """The executor that does jobs in processes of their own, which share the cores and end with this one.
 
-    A job whose process dies is tried once more, alone, when the others are done: if its process dies again, it is the
-    cause. `meanwhile` is called once the processes have begun.
+    A worker that dies breaks the pool: jobs that were at work get a second chance in a new one, and then a last one
+    alone, when the others are done; if its process dies again, a job is the cause. Worker i has
+    `environments[i % len(environments)]` among its variables. `meanwhile` is called once the processes have begun.
     """
 
-    def __init__(self, workers: int, *, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        *,
+        environments: Sequence[Mapping[str, str]] = (),
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1; got {workers}.")
-        self.workers, self.meanwhile = workers, meanwhile
+        self.workers, self.environments, self.meanwhile = workers, environments or ({},), meanwhile
 
     def __call__(
-        self, function: Callable[..., Failure | None], jobs: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, Failure | BaseException | None]]:
+        self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]]
+    ) -> Generator[tuple[int, T | BaseException], None, None]:
         if self.workers == 1 or len(jobs) < 2:
             yield from in_turn(function, jobs)
             return
-        again = []
-        with _pool(min(self.workers, len(jobs))) as pool:
-            futures: dict[Future[Failure | None], int] = {
-                pool.submit(function, *arguments): i for i, arguments in enumerate(jobs)
-            }
+        waiting, alone = list(range(len(jobs))), []
+        broken: Counter[int] = Counter()
+        while waiting:
+            left = []
+            for i, came in self._try(function, jobs, waiting):
+                if isinstance(came, BrokenProcessPool):
+                    left.append(i)
+                else:
+                    yield i, came
+            at_work = sorted(left)[: self.workers]  # jobs begin in order
+            broken.update(at_work)
+            alone += [i for i in at_work if broken[i] == CHANCES]
+            waiting = [i for i in sorted(left) if broken[i] < CHANCES]
+        for i in alone:
+            yield from self._try(function, jobs, [i])
+
+    def _try(
+        self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], places: Sequence[int]
+    ) -> Iterator[tuple[int, T | BaseException]]:
+        """Each job once; BrokenProcessPool for those that a death left undone."""
+        with self._open(min(self.workers, len(places))) as pool:
+            futures = {}
+            for i in places:
+                try:
+                    futures[pool.submit(function, *jobs[i])] = i
+                except BrokenProcessPool as broken:
+                    yield i, broken
             self.meanwhile()
             for future in as_completed(futures):
-                try:
-                    yield futures[future], future.result()
-                except BrokenProcessPool:
-                    again.append(futures[future])
-        for i in again:
-            with _pool(1) as pool:
-                try:
-                    yield i, pool.submit(function, *jobs[i]).result()
-                except BrokenProcessPool as error:
-                    yield i, error
+                error = future.exception()
+                if error is not None and not isinstance(error, BrokenProcessPool):
+                    raise error
+                yield futures[future], future.result() if error is None else error
 
-
-@contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    context = get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(threads_of(workers),))
-    try:
-        yield pool
-    except BaseException:
-        for worker in list((pool._processes or {}).values()):  # files are written whole: nothing is torn
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # not left to the end of the process, where Ctrl-C would tear it
+    @contextmanager
+    def _open(self, workers: int) -> Iterator[ProcessPoolExecutor]:
+        context = get_context("spawn")
+        seats = context.SimpleQueue()  # each worker takes one
+        for i in range(workers):
+            own = self.environments[i % len(self.environments)]
+            seats.put({**own, "OMP_NUM_THREADS": str(threads_of(workers))})
+        pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(seats,))
+        try:
+            yield pool
+        except BaseException:
+            for worker in list((pool._processes or {}).values()):  # files are written whole: nothing is torn
+                worker.terminate()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)  # at the end of the process, Ctrl-C would tear it
+            seats.close()
 
 
 def threads_of(workers: int) -> int:
@@ -140,9 +173,9 @@ def threads_of(workers: int) -> int:
     return max(1, (os.cpu_count() or 1) // workers)
 
 
-def _start_worker(threads: int) -> None:
+def _start_worker(seats: Any) -> None:
     start_worker()
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # of torch, which a calibrator brings
+    os.environ.update(seats.get())  # before torch is there, which reads them
 
 
 def key_of(*content: object) -> str:

@@ -1,24 +1,27 @@
-"""Cases measured by the workers of a Dask cluster, which see the same files.
+"""Cases measured, and runs of a study done, by the workers of a Dask cluster, which see the same files.
 
     from segcal import evaluate
     from segcal.adapters.dask import DaskCluster
 
     evaluate("maps", "labels", "results", executor=DaskCluster("tcp://scheduler:8786"))
 
-Workers write each case's sums to the results' folder, as local processes do: the results are the same, and what was
+Workers write what they make to the results' folder, as local processes do: the results are the same, and what was
 done before an interruption is not done again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar
 
-from dask.distributed import Client, KilledWorker, as_completed
+from dask.distributed import Client, KilledWorker, as_completed, get_worker
 
 import segcal
-from segcal._io.jobs import Failure
+from segcal._io.jobs import wanted
 from segcal.errors import ConfigError, SegcalError
+
+T = TypeVar("T")
+GPU = "GPU"
 
 
 class DaskCluster:
@@ -26,16 +29,18 @@ class DaskCluster:
 
     A job whose worker dies is done by another one. After as many deaths as Dask allows (three, by its own setting
     `distributed.scheduler.allowed-failures`) it is tried once more, when the others are done; if its workers die
-    again, it is the cause.
+    again, it is the cause. With `gpus`, a job takes one GPU of a worker, where workers declare them as a resource of
+    Dask (`dask worker --resources GPU=1`); where none does, a job takes a thread, as all jobs do.
     """
 
-    def __init__(self, cluster: str | Client, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, cluster: str | Client, *, timeout_s: float = 30.0, gpus: bool = False) -> None:
         self.client = cluster if isinstance(cluster, Client) else _connected(cluster, timeout_s)
         self._check()
+        self.resources = {GPU: 1} if gpus and self._have_gpus() else None
 
     def __call__(
-        self, function: Callable[..., Failure | None], jobs: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, Failure | BaseException | None]]:
+        self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]]
+    ) -> Generator[tuple[int, T | BaseException], None, None]:
         """The place of each job and what it gave, as they come; a job's own exceptions are raised."""
         killed: list[int] = []
         for i, came in self._done(function, jobs, range(len(jobs))):
@@ -47,9 +52,11 @@ class DaskCluster:
             yield from self._done(function, jobs, [i])
 
     def _done(
-        self, function: Callable[..., Failure | None], jobs: Sequence[tuple[Any, ...]], places: Sequence[int]
-    ) -> Iterator[tuple[int, Failure | KilledWorker | None]]:
-        futures = {self.client.submit(function, *jobs[i], pure=False): i for i in places}
+        self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], places: Sequence[int]
+    ) -> Iterator[tuple[int, T | BaseException]]:
+        futures = {
+            self.client.submit(_watched, function, *jobs[i], pure=False, resources=self.resources): i for i in places
+        }
         try:
             for future in as_completed(futures, loop=self.client.loop):
                 error = future.exception()
@@ -58,6 +65,10 @@ class DaskCluster:
                 yield futures[future], future.result() if error is None else error
         finally:
             self.client.cancel(list(futures))  # of those that are not done, if we were interrupted
+
+    def _have_gpus(self) -> bool:
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        return any(GPU in worker["resources"] for worker in workers.values())
 
     def _check(self) -> None:
         """Workers must be there and have this segcal."""
@@ -81,6 +92,22 @@ def _connected(address: str, timeout_s: float) -> Client:
         raise SegcalError(
             f"a Dask scheduler must answer at {address}, as tcp://HOST:8786, within {timeout_s:g} s; {error}."
         ) from error
+
+
+def _watched(function: Callable[..., T], *job: Any) -> T:
+    """What the function returns; meanwhile it can ask whether its task was cancelled, as when the client is gone."""
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def is_wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state != "cancelled"
+
+    token = wanted.set(is_wanted)
+    try:
+        return function(*job)
+    finally:
+        wanted.reset(token)
 
 
 def _version() -> str | None:

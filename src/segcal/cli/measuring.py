@@ -84,13 +84,13 @@ def read_options(
     )
 
 
-def dask_cluster(address: str | None) -> DaskCluster | None:
-    """The cluster at an address, if one is given."""
+def dask_cluster(address: str | None, *, gpus: bool = False) -> DaskCluster | None:
+    """The cluster at an address, if one is given; with `gpus`, each job takes one, where workers declare them."""
     if address is None:
         return None
     from segcal.adapters.dask import DaskCluster
 
-    return DaskCluster(address)
+    return DaskCluster(address, gpus=gpus)
 
 
 @app.command(cls=Verb)

@@ -1,175 +1,216 @@
-"""The verb that repeats experiments: study."""
+"""The verbs that repeat experiments: study run, plan, status, report, list."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from segcal._io import ending
 from segcal._io.words import counted
 from segcal.cli.app import app
-from segcal.cli.orderly import Verb
+from segcal.cli.measuring import dask_cluster
+from segcal.cli.orderly import Verb, Verbs
 from segcal.cli.shown import refusing, say, show_tables, stderr
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from segcal.study import Results, Workshop
+    from segcal.study import Plan, Results, Workshop
     from segcal.study.overview import Overview
 
 SHOWN_RUNS = 30  # more do not fit a screen; then only those that run or failed
 
+study = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    help="Run datasets x methods x seeds: train, calibrate, evaluate, compare, and report.",
+)
+app.add_typer(study, name="study")
 
-@app.command(cls=Verb)
-def study(
-    source: Annotated[
-        str | None,
-        typer.Argument(metavar="STUDY", help="A study's .toml file or folder, or the name of one that --list shows."),
-    ] = None,
+Source = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study's .toml file or folder, or the name of one that `list` shows.")
+]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study, which `run` was given as --out.")]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[NAME=]FOLDER", help="Where data lie: a folder that holds them, or that of one dataset."),
+]
+Change = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of all runs, as training.epochs=5; may be repeated."),
+]
+Choose = Annotated[
+    str | None, typer.Option(metavar="RULE", help="Choose on validation cases, as 'dsc >= baseline - 0.005'.")
+]
+
+
+@study.command(cls=Verb)
+def run(
+    source: Source,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for everything; started again, it goes on.")] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[NAME=]FOLDER", help="Where data lie: a folder that holds them, or that of one dataset."),
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the runs, and the cores or GPUs; 1 if not given.")
     ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="A setting of all runs, as training.epochs=5; may be repeated."
-        ),
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Do the runs on this Dask cluster, as tcp://HOST:8786.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the runs, and the cores or GPUs.")] = 1,
-    choose: Annotated[
-        str | None, typer.Option(metavar="RULE", help="Choose on validation cases, as 'dsc >= baseline - 0.005'.")
-    ] = None,
-    list_studies: Annotated[bool, typer.Option("--list", help="List the studies that come with segcal.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, its cost, what is missing.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Show how far it is, whoever works on it.")] = False,
-    results: Annotated[bool, typer.Option("--results", help="Run nothing; report what is there.")] = False,
-    worker: Annotated[bool, typer.Option("--worker", help="Take runs from the folder until none is left.")] = False,
-    end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
+    data: Data = None,
+    change: Change = None,
+    choose: Choose = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="RUN", help="With --worker: only this run; may be repeated.")
+        list[str] | None, typer.Option(metavar="RUN", help="Only this run, and no report; may be repeated.")
     ] = None,
+    end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
+) -> None:
+    """Do all runs that are not done, then compare and report; started again, it goes on.
+
+    Exit code 1: a run failed, or data are missing.
+    """
+    with refusing(stopped=f"What is done is kept in {out or source}: the same command goes on from there."):
+        if end_with_stdin:
+            ending.end_with_stdin()
+        from segcal.errors import ConfigError, one_of
+        from segcal.study import do_runs, report_study
+        from segcal.study.choose import parse_rule
+
+        if jobs is not None and dask is not None:
+            raise ConfigError("runs must be done by --jobs here or by --dask elsewhere; got both.")
+        if choose is not None:
+            parse_rule(choose)  # refused now rather than after hours
+        shop = _open(source, out, data or (), change or ())
+        names = [name for name, each in shop.plan.runs.items() if each.opened is not None]
+        for name in only or ():
+            one_of("--only", name, tuple(names))
+        _say_missing(shop.plan)
+        with watching(shop) as tell:
+            cluster = dask_cluster(dask, gpus=True)
+            do_runs(shop, only=only or names, jobs=jobs or 1, executor=cluster, wait=not only, say=tell)
+        if only:
+            done = all(shop.is_done(shop.plan.runs[name]) for name in only)
+        else:
+            done = _show_results(shop, report_study(shop, rule=choose))
+    if not done:
+        raise typer.Exit(1)
+
+
+@study.command(cls=Verb)
+def plan(
+    source: Source,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the study; needed by --slurm.")] = None,
+    data: Data = None,
+    change: Change = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a script for sbatch: one job for each run.")] = False,
     tflops: Annotated[
         float | None, typer.Option(min=0.001, help="What your GPU keeps up, for the estimate of hours.")
     ] = None,
 ) -> None:
-    """Run datasets x methods x seeds: train, calibrate, evaluate, compare, and report; or go on with it.
+    """Show each run, its cost, and what data are missing; run nothing.
 
-    Exit code 1: a run failed, or data are missing.
+    Exit code 1: data are missing.
     """
-    kept = f"What is done is kept in {out or source}: the same command goes on from there."
-    with refusing(stopped=kept):
-        from segcal.errors import ConfigError
-        from segcal.study import open_study, read_study
-        from segcal.study.running import STUDY
+    with refusing():
+        from segcal.study.estimate import GPU_TFLOPS
 
-        if list_studies:
-            _list()
-            return
-        modes = [name for name, given in (
-            ("--dry-run", dry_run), ("--status", status), ("--results", results), ("--worker", worker),
-            ("--slurm", slurm),
-        ) if given]  # fmt: skip
-        if len(modes) > 1:
-            raise ConfigError(f"one of --dry-run, --status, --results, --worker, --slurm must do; got {modes}.")
-        if only and not worker:
-            raise ConfigError("--only must come with --worker.")
-        if source is not None and (Path(source) / STUDY).is_file():  # the folder of a study
-            source, out = os.fspath(Path(source) / STUDY), out or Path(source)
-        if source is None or (out is None and not dry_run):
-            raise ConfigError("STUDY and --out must be given, as in: segcal study phantom --out folder.")
-        found = read_study(source, changes=change or ())
-        if dry_run:
-            _show_plan(found, out, data or (), tflops)
-            return
-        assert out is not None
-        shop = open_study(found, out, data=data or ())
-        for name, what in shop.plan.missing.items():
-            say(f"{name}: {what}")
-        if status:
-            _show(shop)
-        elif slurm:
-            _print_script(shop, tflops)
-        elif worker:
-            if end_with_stdin:
-                ending.end_with_stdin()
-            _work(shop, only)
+        if slurm:
+            shop = _open(source, out, data or (), change or ())
+            _say_missing(shop.plan)
+            _print_script(shop, tflops or GPU_TFLOPS)
+            missing = shop.plan.missing
         else:
-            _run(shop, jobs=0 if results else jobs, rule=choose)
-
-
-def _list() -> None:
-    from segcal.study import shipped_studies
-
-    for name, found in shipped_studies().items():
-        print(f"{name}: {found.config.title}\n  {' '.join(found.config.about.split())}")
-
-
-def _run(shop: Workshop, *, jobs: int, rule: str | None) -> None:
-    """Do the runs (none for 0 jobs), then report."""
-    from segcal.study import do_runs, report_study
-    from segcal.study.choose import parse_rule
-
-    if rule is not None:
-        parse_rule(rule)  # refused now rather than after hours
-    if jobs:
-        with watching(shop) as tell:
-            do_runs(shop, jobs=jobs, say=tell)
-    found = report_study(shop, rule=rule)
-    _show_results(shop, found)
-    if found.remarks:
+            missing = _show_plan(source, out, data or (), change or (), tflops or GPU_TFLOPS).missing
+    if missing:
         raise typer.Exit(1)
 
 
-def _show_results(shop: Workshop, found: Results) -> None:
-    from segcal.study.summary import choice_sentences, study_notes, study_tables
+@study.command(cls=Verb)
+def status(folder: Folder) -> None:
+    """Show how far a study is, whoever works on it."""
+    with refusing():
+        from segcal.study import load_study
+        from segcal.study.overview import overview
 
-    show_tables(study_tables(found)[:2], (*choice_sentences(found.chosen), *study_notes(found)))
-    for state in shop.states():
-        if state.status == "failed":
-            say(f"{state.name} failed: {state.message}")
+        shop = load_study(folder)
+        _say_missing(shop.plan)
+        show_tables([_table(overview(shop))], ())
+
+
+@study.command(cls=Verb)
+def report(folder: Folder, choose: Choose = None) -> None:
+    """Compare what is done so far, and write tables, figures and the page again; run nothing.
+
+    Exit code 1: a run is not done, or data are missing.
+    """
+    with refusing():
+        from segcal.study import load_study, report_study
+
+        shop = load_study(folder)
+        done = _show_results(shop, report_study(shop, rule=choose))
+    if not done:
+        raise typer.Exit(1)
+
+
+@study.command("list", cls=Verb)
+def list_studies() -> None:
+    """List the studies that come with segcal."""
+    with refusing():
+        from segcal.study import shipped_studies
+
+        for name, found in shipped_studies().items():
+            print(f"{name}: {found.config.title}\n  {' '.join(found.config.about.split())}")
+
+
+def _open(source: str, out: Path | None, data: Sequence[str], changes: Sequence[str]) -> Workshop:
+    """The study in its folder. One that is there already, and is not to change, is not written again."""
+    from segcal.errors import ConfigError
+    from segcal.study import load_study, open_study, read_study
+    from segcal.study.running import STUDY
+
+    if (Path(source) / STUDY).is_file():
+        if out is None and not data and not changes:
+            return load_study(source)
+        source, out = os.fspath(Path(source) / STUDY), out or Path(source)
+    if out is None:
+        raise ConfigError(f"--out must be given, as in: segcal study run {source} --out folder.")
+    return open_study(read_study(source, changes=changes), out, data=data)
+
+
+def _say_missing(found: Plan) -> None:
+    for name, what in found.missing.items():
+        say(f"{name}: {what}")
+
+
+def _show_results(shop: Workshop, found: Results) -> bool:
+    """Print the main tables and what they say; whether nothing is missing."""
+    show_tables(found.tables[:2], (*found.choices, *found.notes))
+    for state in found.failures:
+        say(f"{state.name} failed: {state.message}")
     if found.datasets:
         say(f"the tables are in {shop.out / 'results'}, the report is {shop.out / 'report.html'}")
+    return not found.remarks
 
 
-def _work(shop: Workshop, only: list[str] | None) -> None:
-    from segcal.errors import one_of
-
-    names = [name for name, run in shop.plan.runs.items() if run.opened is not None]
-    for name in only or ():
-        one_of("--only", name, tuple(names))
-    shop.work(only=only or names, say=say)
-    if any(shop.failure(shop.plan.runs[name]) for name in only or names):
-        raise typer.Exit(1)
-
-
-def _show(shop: Workshop) -> None:
-    from segcal.study.overview import overview
-
-    show_tables([_table(overview(shop))], ())
-
-
-def _show_plan(found: Any, out: Path | None, data: Any, tflops: float | None) -> None:
+def _show_plan(source: str, out: Path | None, data: Sequence[str], changes: Sequence[str], tflops: float) -> Plan:
     import tempfile
 
     from rich.table import Table
 
-    from segcal.study import make_plan
-    from segcal.study.estimate import GPU_TFLOPS, describe_plan, total
+    from segcal.study import make_plan, read_study
+    from segcal.study.estimate import describe_plan, total
+    from segcal.study.running import STUDY
 
-    tflops = tflops or GPU_TFLOPS
+    if (Path(source) / STUDY).is_file():
+        source, out = os.fspath(Path(source) / STUDY), out or Path(source)
+    study = read_study(source, changes=changes)
     with tempfile.TemporaryDirectory() as temporary:  # the phantom must be somewhere to be counted
-        plan = make_plan(found, out or temporary, data=data)
+        plan = make_plan(study, out or temporary, data=data)
         rows = describe_plan(plan, tflops)
-    table = Table(title=found.config.title, title_justify="left")
+    table = Table(title=study.config.title, title_justify="left")
     for heading in ("run", "dataset", "for", "seed", "epochs", "steps", "GPU hours"):
         table.add_column(heading, justify="left" if heading in ("run", "dataset", "for") else "right", overflow="fold")
     for row in rows:
@@ -184,28 +225,21 @@ def _show_plan(found: Any, out: Path | None, data: Any, tflops: float | None) ->
         "is arithmetic, not a measurement; say with --tflops what your GPU does."
     )
     show_tables([table], [sentence, *(f"{name}: {what}" for name, what in plan.missing.items())])
-    if plan.missing:
-        raise typer.Exit(1)
+    return plan
 
 
 def _known(value: float, form: str) -> str:
     return "-" if value != value else format(value, form)
 
 
-def _print_script(shop: Workshop, tflops: float | None) -> None:
-    from segcal.study.estimate import GPU_TFLOPS, estimate
-    from segcal.study.running import LOGS, STUDY
+def _print_script(shop: Workshop, tflops: float) -> None:
+    from segcal.study.estimate import estimate
     from segcal.study.slurm import slurm_script
 
-    there = [run for run in shop.plan.runs.values() if run.opened is not None and not shop.is_done(run)]
-    hours = [estimate(run).hours(tflops or GPU_TFLOPS) for run in there]
+    there = [each for each in shop.plan.runs.values() if each.opened is not None and not shop.is_done(each)]
+    hours = [estimate(each).hours(tflops) for each in there]
     known = [each for each in hours if each == each]
-    (shop.out / LOGS).mkdir(exist_ok=True)
-    script = slurm_script(
-        shop.plan, os.fspath(shop.out / STUDY), shop.out, data=(), open_runs=[run.name for run in there],
-        hours=max(known, default=None),
-    )  # fmt: skip
-    print(script)
+    print(slurm_script(shop.plan, shop.out, open_runs=[each.name for each in there], hours=max(known, default=None)))
 
 
 def _table(found: Overview) -> Table:
@@ -225,7 +259,7 @@ def _table(found: Overview) -> Table:
                 state.name,
                 f"[{styles[state.status]}]{state.status}[/]",
                 escape(state.stage or state.message),
-                f"{state.share:.0%}" if state.status != "waiting" else "",
+                f"{state.share:.0%}" if state.share or state.status == "running" else "",
                 duration(state.seconds) if state.seconds == state.seconds else "",
                 state.where,
             )

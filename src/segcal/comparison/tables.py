@@ -113,19 +113,22 @@ def best_value(entries: Sequence[Entry], column: Column) -> float | None:
 
 def _cells(entry: Entry, column: Column, best: float | None, *, floor: bool) -> list[Cell]:
     digits = column.digits
-    if math.isnan(entry.value):
-        text = "-"
-    elif entry.average == "macro":
-        text = f"{entry.value:.{digits}f}" + ("" if math.isnan(entry.std) else f" ± {entry.std:.{digits}f}")
-    else:
-        ends = "n/a" if math.isnan(entry.low) else f"{entry.low:.{digits}f}, {entry.high:.{digits}f}"
-        text = f"{entry.value:.{digits}f} [{ends}]"
-    if not math.isnan(entry.seed_std):
-        text += f" (seeds ± {entry.seed_std:.{digits}f})"
-    cells = [Cell(text, entry.stars, best is not None and round(entry.value, digits) == best, change_text(entry))]
+    value = "-" if math.isnan(entry.value) else f"{entry.value:.{digits}f}"
+    seeds = "" if math.isnan(entry.seed_std) else f"seeds ± {entry.seed_std:.{digits}f}"
+    is_best = best is not None and round(entry.value, digits) == best
+    cells = [Cell(value, _spread(entry, digits), seeds, entry.stars, is_best, change_text(entry))]
     if floor and _has_floor(column):
         cells.append(Cell("-" if math.isnan(entry.floor) else f"{entry.floor:.{digits}f}"))
     return cells
+
+
+def _spread(entry: Entry, digits: int) -> str:
+    """The deviation over cases of a macro average, the interval of a micro one."""
+    if math.isnan(entry.value) or (entry.average == "macro" and math.isnan(entry.std)):
+        return ""
+    if entry.average == "macro":
+        return f"± {entry.std:.{digits}f}"
+    return "[n/a]" if math.isnan(entry.low) else f"[{entry.low:.{digits}f}, {entry.high:.{digits}f}]"
 
 
 def change_text(entry: Entry) -> str:

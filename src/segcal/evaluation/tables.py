@@ -20,12 +20,23 @@ if TYPE_CHECKING:
 
 
 class Cell(NamedTuple):
-    """A number as text, its stars, whether no other in its column is better, and its change from the baseline."""
+    """A name, or a number in its parts, each to be shown in its own way."""
 
-    text: str
+    value: str
+    spread: str = ""
+    """± over cases, or [interval]."""
+    seeds: str = ""
+    """± over seeds."""
     stars: str = ""
     best: bool = False
+    """No other in its column is better."""
     change: str = ""
+    """From the baseline."""
+
+    @property
+    def text(self) -> str:
+        """Value, spread and seeds in a line."""
+        return " ".join(filter(None, (self.value, self.spread, f"({self.seeds})" if self.seeds else "")))
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ def summary_table(evaluation: Evaluation) -> Table:
 def _summary_cell(row: Row | None) -> Cell:
     if row is None or math.isnan(row.value):
         return Cell("" if row is None else "-")
-    return Cell(f"{row.value:.4f}" + ("" if math.isnan(row.std) else f" ± {row.std:.4f}"))
+    return Cell(f"{row.value:.4f}", "" if math.isnan(row.std) else f"± {row.std:.4f}")
 
 
 def to_markdown(table: Table) -> str:

@@ -1,12 +1,12 @@
 """Many runs, one table: datasets x methods x seeds, trained, calibrated, evaluated, compared and shown.
 
-Reading order: `plan` (which runs there are), `estimate` (what they cost), `claims` and `work` (how processes share and
-do them), `overview` (how far they are), `summary` and `choose` (what they found), `figures` and `page` (how it is
-shown), `running` (all of it in one call), `slurm` (as an array of jobs).
+Reading order: `plan` (which runs there are), `estimate` (what they cost), `work` (one run done, under the lock of its
+folder), `overview` (how far they are), `summary` and `choose` (what they found), `figures` and `page` (how it is
+shown), `running` (all of it in one call, spread over processes), `slurm` (as an array of jobs).
 """
 
 from segcal.study.plan import Plan, Study, make_plan, read_study, shipped_studies
-from segcal.study.running import do_runs, open_study, report_study, run_study
+from segcal.study.running import do_runs, load_study, open_study, report_study, run_study
 from segcal.study.summary import Results
 from segcal.study.work import Workshop
 
@@ -16,6 +16,7 @@ __all__ = [
     "Study",
     "Workshop",
     "do_runs",
+    "load_study",
     "make_plan",
     "open_study",
     "read_study",

@@ -140,8 +140,8 @@ def _radar(found: DatasetResults, stem: str, colours: dict[str, str]) -> _Sketch
     panels = {
         f"{which} cases (n = {numbers[which]})": {
             method: {
-                axis: comparison.find(method, cases=which, average=average, metric=metric).value
-                for axis, (average, metric) in AXES.items()
+                axis: comparison.find(method, cases=which, average=column.average, metric=column.metric).value
+                for axis, column in AXES.items()
             }
             for method in found.main_methods
         }

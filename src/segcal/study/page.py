@@ -6,7 +6,6 @@ Whatever comes from outside (titles, names of datasets, methods, classes and cas
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,17 +23,7 @@ from segcal.evaluation.tables import Cell, Table
 from segcal.plots.saving import DPI
 from segcal.report.rendering import environment, method_style, png_text, policy, template_text
 from segcal.study.figures import Drawn, StudyFigure, study_colours
-from segcal.study.summary import (
-    CHANGES,
-    MEAN,
-    Results,
-    choice_sentences,
-    relative_changes,
-    run_rows,
-    study_notes,
-    study_tables,
-)
-from segcal.study.work import Workshop
+from segcal.study.summary import CHANGES, MEAN, Results
 
 PX_PER_IN = 140  # of a figure as it is shown, where there is room
 TOO_FEW = f"not tested, n/a: fewer than {FEWEST_PATIENTS} patients"
@@ -44,8 +33,6 @@ KEY = {  # what the summary tells of a method: name, unit, decimals
     Column("ace", "micro paper"): ("micro-ACE", "%", 1),
     Column("dice", "macro"): ("DSC", "points", 2),
 }
-# value; ± over cases or [interval]; (of seeds)
-_NUMBER = re.compile(r"(?P<value>[+-]?[\d.]+|-)(?: (?P<spread>± \S+|\[[^\]]*\]))?(?: \((?P<seeds>[^)]*)\))?")
 
 
 class KeyResult(NamedTuple):
@@ -58,24 +45,13 @@ class KeyResult(NamedTuple):
     """Whether those of `KEY` are significant, in words."""
 
 
-class ShownCell(NamedTuple):
-    """A cell taken apart, each part to be shown in its own way."""
-
-    value: str
-    spread: str
-    seeds: str
-    stars: str
-    best: bool
-    change: str
-
-
 class ShownTable(NamedTuple):
     """A table whose rows are in groups; a row has the name of its method and its numbers."""
 
     title: str
     names: tuple[str, ...]
     headings: tuple[str, ...]
-    groups: list[tuple[str, list[tuple[str, list[ShownCell]]]]]
+    groups: list[tuple[str, list[tuple[str, tuple[Cell, ...]]]]]
 
     @property
     def rows(self) -> int:
@@ -92,11 +68,11 @@ class ShownFigure(NamedTuple):
     height: int
 
 
-def build_page(results: Results, shop: Workshop, drawn: Drawn, out: Path) -> Path:
+def build_page(results: Results, drawn: Drawn, out: Path) -> Path:
     """Write one self-contained HTML file on a study; where it is."""
     colours = study_colours(results)
     config = results.plan.study.config
-    tables = [shown_table(table) for table in study_tables(results)]
+    tables, keys = [shown_table(table) for table in results.tables], key_results(results)
     style = template_text("report.css") + template_text("study.css") + method_style(colours)
     page = environment().get_template("study.html.j2").render(
         title=config.title,
@@ -105,20 +81,20 @@ def build_page(results: Results, shop: Workshop, drawn: Drawn, out: Path) -> Pat
         places={method: i for i, method in enumerate(colours)},
         datasets=results.datasets,
         seeds=len(config.seeds),
-        lead=lead_sentence(results),
-        keys=key_results(results),
+        lead=lead_sentence(results, keys),
+        keys=keys,
         key_columns=KEY,
-        choices=choice_sentences(results.chosen),
+        choices=results.choices,
         tables=[table for table in tables if table.names[0] != "class"],
         class_tables=[table for table in tables if table.names[0] == "class"],
         figures=_by_kind(drawn.figures),
-        runs=[_run(row) for row in run_rows(results, shop)],
+        runs=[_run(row) for row in results.rows],
         few_rows=FEW_ROWS,
         settings=_settings(results),
         versions=_versions(results),
-        notes=[*study_notes(results), *drawn.remarks],
+        notes=[*results.notes, *drawn.remarks],
         counted=counted,
-        failures=[(state.name, state.message) for state in shop.states() if state.status == "failed"],
+        failures=results.failures,
         version=__version__,
         style=Markup(style),  # holds nothing from outside but colours
         policy=policy(style),
@@ -132,7 +108,7 @@ def key_results(results: Results) -> list[KeyResult]:
     """What each method but the baseline changes, those of a sweep left out."""
     if not results.datasets:
         return []
-    changes = relative_changes(results.datasets)
+    changes = results.changes
     rows = changes[MEAN] if MEAN in changes else next(iter(changes.values()))
     return [
         KeyResult(
@@ -146,9 +122,9 @@ def key_results(results: Results) -> list[KeyResult]:
     ]
 
 
-def lead_sentence(results: Results) -> str:
+def lead_sentence(results: Results, keys: Sequence[KeyResult]) -> str:
     """The method that lowers macro-ACE the most, of those on the most datasets, what else it changes, and the tests."""
-    baseline, keys = results.plan.study.config.baseline, key_results(results)
+    baseline = results.plan.study.config.baseline
     most = max((key.datasets for key in keys), default=0)
     column, *others = KEY
     known = [key for key in keys if key.datasets == most and not math.isnan(key.changes[column])]
@@ -158,10 +134,8 @@ def lead_sentence(results: Results) -> str:
     over = f", averaged over {most} datasets" if most > 1 else ""
     if best.changes[column] >= 0:
         return f"No method lowers the macro-ACE of {baseline} on test cases{over}."
-    by = f"{-best.changes[column]:.1f} % against {baseline}{over} ({_tested(results, best.method, column)})"
-    rest = " and ".join(
-        f"{_told(best.changes[each], *KEY[each])} ({_tested(results, best.method, each)})" for each in others
-    )
+    by = f"{-best.changes[column]:.1f} % against {baseline}{over} ({best.tested[column]})"
+    rest = " and ".join(f"{_told(best.changes[each], *KEY[each])} ({best.tested[each]})" for each in others)
     return f"{best.method} lowers macro-ACE {'the most: by' if len(known) > 1 else 'by'} {by}; it {rest}."
 
 
@@ -193,21 +167,13 @@ def _told(value: float, name: str, unit: str, digits: int) -> str:
 
 
 def shown_table(table: Table) -> ShownTable:
-    """The rows of a table in its groups, the cells taken apart."""
-    groups: list[tuple[str, list[tuple[str, list[ShownCell]]]]] = []
+    """The rows of a table in its groups."""
+    groups: list[tuple[str, list[tuple[str, tuple[Cell, ...]]]]] = []
     for i, row in enumerate(table.rows):
         if i == 0 or table.opens_group(i):
             groups.append((row[0].text if table.names > 1 else "", []))
-        groups[-1][1].append((row[table.names - 1].text, [_shown(cell) for cell in row[table.names :]]))
+        groups[-1][1].append((row[table.names - 1].text, row[table.names :]))
     return ShownTable(table.title, table.headings[: table.names], table.headings[table.names :], groups)
-
-
-def _shown(cell: Cell) -> ShownCell:
-    found = _NUMBER.fullmatch(cell.text)
-    value, spread, seeds = (
-        (found[name] or "" for name in ("value", "spread", "seeds")) if found else (cell.text, "", "")
-    )
-    return ShownCell(value, spread, seeds, cell.stars, cell.best, cell.change)
 
 
 def _by_kind(figures: Sequence[StudyFigure]) -> dict[str, list[ShownFigure]]:

@@ -1,27 +1,26 @@
-"""A study from start to report, in one process or with workers beside it."""
+"""A study from start to report: its runs done here, by a pool of processes, or by an executor elsewhere."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from segcal._io.files import make_folder
+from segcal._io.jobs import Executor, Pool
 from segcal.errors import FileError
 from segcal.study.figures import write_figures
 from segcal.study.page import build_page
-from segcal.study.plan import Study, make_plan
+from segcal.study.plan import PlannedRun, Study, make_plan, read_study
 from segcal.study.summary import Results, collect, write_tables
-from segcal.study.work import Workshop
+from segcal.study.work import POLL_S, RunResult, Workshop, do_run, do_run_apart, record_failure
 
-STUDY, LOGS, REPORT = "study.toml", "logs", "report.html"
-POLL_S = 1.0
+STUDY, REPORT = "study.toml", "report.html"
 
 
 def open_study(study: Study, out: str | os.PathLike[str], *, data: Iterable[str] = ()) -> Workshop:
@@ -31,10 +30,23 @@ def open_study(study: Study, out: str | os.PathLike[str], *, data: Iterable[str]
     """
     out = Path(out)
     make_folder(out)
+    shop = _planned(study, out, data)
+    shop.plan.file.save(out / STUDY)
+    return shop
+
+
+def load_study(folder: str | os.PathLike[str]) -> Workshop:
+    """A study that `open_study` has put in this folder, as it is there."""
+    folder = Path(folder)
+    if not (folder / STUDY).is_file():
+        raise FileError(f"{folder} must be the folder of a study; it has no {STUDY}. Start it with `segcal study run`.")
+    return _planned(read_study(folder / STUDY), folder, ())
+
+
+def _planned(study: Study, out: Path, data: Iterable[str]) -> Workshop:
     plan = make_plan(study, out, data=tuple(data))
     if len(plan.missing) == len(plan.study.config.datasets):
         raise FileError(f"the study must find its data; {' '.join(plan.missing.values())}")
-    plan.file.save(out / STUDY)
     return Workshop(plan, out)
 
 
@@ -44,63 +56,79 @@ def run_study(
     *,
     data: Iterable[str] = (),
     jobs: int = 1,
+    executor: Executor | None = None,
     rule: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Results:
     """Do all runs of a study that are not done, then compare, draw and report; started again, it goes on.
 
-    With several `jobs`, so many processes share the runs (and the cores, or the GPUs). What failed or is missing is
-    in the results' remarks.
+    With several `jobs`, so many processes share the runs (and the cores, or the GPUs). An `executor` does them
+    elsewhere, as `segcal.adapters.dask.DaskCluster`. What failed or is missing is in the results' remarks.
     """
     shop = open_study(study, out, data=data)
-    do_runs(shop, jobs=jobs, say=say)
+    do_runs(shop, jobs=jobs, executor=executor, say=say)
     return report_study(shop, rule=rule)
 
 
-def do_runs(shop: Workshop, *, jobs: int = 1, say: Callable[[str], None] = lambda text: None) -> None:
-    """All runs that are not done; those that other processes have are waited for."""
-    there = [name for name, run in shop.plan.runs.items() if run.opened is not None]
-    if jobs > 1:
-        with _workers(shop, jobs) as workers:
-            while any(worker.poll() is None for worker in workers):
-                time.sleep(POLL_S)
-        if any(worker.returncode not in (0, 1) for worker in workers):  # 1: a run failed
-            say(f"a worker ended early; see {shop.out / LOGS}. What it left is done here.")
-    shop.work(only=there, say=say, again=jobs == 1)  # workers have tried again what failed before
+def do_runs(
+    shop: Workshop,
+    *,
+    only: Iterable[str] | None = None,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    wait: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Do all runs that are not done, or `only` these; each that fails is told, and stops no other.
+
+    Runs that other processes work on are waited for, and taken over if these end early; unless `wait` is False.
+    """
+    planned = shop.plan.runs.values() if only is None else [shop.plan.runs[name] for name in only]
+    waiting = [run for run in planned if run.opened is not None and not shop.is_done(run)]
+    told: set[str] = set()
+    while waiting:
+        left = []
+        with closing(_given(shop, waiting, jobs, executor)) as results:
+            for i, came in results:
+                result = came if isinstance(came, RunResult) else _crashed(shop, waiting[i], came)
+                if result.status == "left":
+                    left.append(waiting[i])
+                if result.message not in told:
+                    say(result.message)
+                told.add(result.message)
+        if not wait:
+            return
+        while left and all(shop.is_held(run) for run in left):
+            time.sleep(POLL_S)
+        waiting = left
 
 
-@contextmanager
-def _workers(shop: Workshop, number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that work on this folder; they end with us, whose end closes their stdin."""
-    logs = shop.out / LOGS
-    logs.mkdir(exist_ok=True)
+def _given(
+    shop: Workshop, runs: Sequence[PlannedRun], jobs: int, executor: Executor | None
+) -> Generator[tuple[int, RunResult | BaseException], None, None]:
+    """The runs given to an executor: their places and results, as they come."""
+    asked = [(replace(run, opened=None), shop.out.absolute()) for run in runs]  # of the dataset each opens its own
+    if executor is not None:
+        return executor(do_run_apart, asked)
+    return Pool(jobs, environments=_gpus())(do_run, asked)
+
+
+def _gpus() -> list[dict[str, str]]:
+    """The variables that give a process one of the GPUs, for each of them."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
-    gpus = [name for name in given.split(",") if name]
-    threads = max(1, (os.cpu_count() or 1) // number)
-    command = [sys.executable, "-m", "segcal", "study", os.fspath(shop.out), "--worker", "--end-with-stdin"]
-    started: list[subprocess.Popen[bytes]] = []
-    with ExitStack() as stack:
-        try:
-            for i in range(number):
-                settings = {"OMP_NUM_THREADS": str(threads)} | (
-                    {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}
-                )
-                log = stack.enter_context((logs / f"worker-{i}.txt").open("ab"))
-                started.append(
-                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=os.environ | settings)
-                )
-            yield started
-        finally:
-            for worker in started:
-                worker.terminate()
-            for worker in started:
-                worker.communicate()
+    return [{"CUDA_VISIBLE_DEVICES": name} for name in given.split(",") if name]
+
+
+def _crashed(shop: Workshop, run: PlannedRun, error: BaseException) -> RunResult:
+    """The failure of a run that took its process along, again and again."""
+    why = f"the processes that did this run died; it may need more memory than there is ({type(error).__name__})."
+    return record_failure(run, shop.runs / run.name, "CrashError", why)
 
 
 def report_study(shop: Workshop, *, rule: str | None = None) -> Results:
     """Compare what is there, and write tables, figures and the page, in the place of those of the last time."""
     results = collect(shop, rule=rule)
     (shop.out / REPORT).unlink(missing_ok=True)  # of the tables and figures that are replaced now
-    write_tables(results, shop, shop.out / "results")
-    build_page(results, shop, write_figures(results, shop, shop.out), shop.out / REPORT)
+    write_tables(results, shop.out / "results")
+    build_page(results, write_figures(results, shop, shop.out), shop.out / REPORT)
     return results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from segcal.evaluation.remarks import remarks
 from segcal.evaluation.tables import ALL_CLASSES, Cell, Table, latex_document, markdown_document
 from segcal.study.choose import METRICS, Candidate, Choice, Rule, choose, parse_rule
 from segcal.study.plan import Arm, Plan, SweepPoint
-from segcal.study.work import SIDES, Workshop
+from segcal.study.work import SIDES, RunState, Workshop
 
 MEAN = "mean of datasets"
 PAPER_LAYOUTS = {  # without what the paper does not have
@@ -96,6 +96,38 @@ class Results:
     chosen: tuple[Chosen, ...]
     remarks: tuple[str, ...]
     """What is missing."""
+    states: tuple[RunState, ...]
+    """How each run stood when the evaluations were read."""
+
+    @cached_property
+    def changes(self) -> dict[str, dict[str, list[float]]]:
+        """As `relative_changes` tells them."""
+        return relative_changes(self.datasets)
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """The paper's table 1, relative changes, the other errors, complete cases; then every class."""
+        return tuple(_study_tables(self))
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:
+        """What was chosen on each dataset, in words."""
+        return tuple(map(_choice_sentence, self.chosen))
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know to read the tables, once, and what is missing."""
+        return tuple(_study_notes(self))
+
+    @cached_property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """Every arm of the plan, with its numbers where it is done."""
+        return tuple(_run_rows(self))
+
+    @property
+    def failures(self) -> tuple[RunState, ...]:
+        """Runs that failed."""
+        return tuple(state for state in self.states if state.status == "failed")
 
 
 def numbers(evaluation: Evaluation) -> dict[str, float]:
@@ -108,7 +140,8 @@ def collect(shop: Workshop, *, rule: str | None = None) -> Results:
     """Read the evaluations that are there and compare them; what is missing is said."""
     plan = shop.plan
     parsed = parse_rule(text) if (text := rule or plan.study.config.choose) else None
-    done = {run.name for run in plan.runs.values() if shop.is_done(run)}
+    states = tuple(shop.states())
+    done = {state.name for state in states if state.status == "done"}
     datasets, chosen = [], []
     missing = [f"{name} is missing: {what}" for name, what in plan.missing.items()]
     for name in plan.study.config.datasets:
@@ -125,7 +158,7 @@ def collect(shop: Workshop, *, rule: str | None = None) -> Results:
         datasets.append(found)
         if parsed is not None:
             chosen.append(_chosen(found, parsed, plan.study.config.baseline))
-    return Results(plan, tuple(datasets), tuple(chosen), tuple(missing))
+    return Results(plan, tuple(datasets), tuple(chosen), tuple(missing), states)
 
 
 def _dataset_results(name: str, arms: Sequence[Arm], runs: Path, points: Sequence[SweepPoint]) -> DatasetResults:
@@ -167,13 +200,12 @@ def _chosen(found: DatasetResults, rule: Rule, baseline: str) -> Chosen:
     )
 
 
-def study_tables(results: Results) -> list[Table]:
-    """The paper's table 1, the same of the other errors, relative changes, complete cases; then every class."""
+def _study_tables(results: Results) -> list[Table]:
     datasets = results.datasets
     if not datasets:
         return []
     tables = [_over_datasets(f"{title}, {ALL_CLASSES}", datasets, c, "all") for title, c in PAPER_LAYOUTS.items()]
-    tables.insert(1, change_table(datasets))
+    tables.insert(1, change_table(results))
     if any("complete" in found.comparison.case_sets for found in datasets):
         tables += [
             _over_datasets(f"{title}, {ALL_CLASSES}, cases with every label", datasets, columns, "complete")
@@ -226,12 +258,12 @@ def _having(rows: dict[str, dict[str, list[float]]], method: str) -> Iterator[li
     return (each[method] for each in rows.values() if method in each)
 
 
-def change_table(datasets: Sequence[DatasetResults]) -> Table:
+def change_table(results: Results) -> Table:
     """The relative changes, with the tests' stars where they are of one dataset."""
-    comparisons = {found.name: found.comparison for found in datasets}
+    comparisons = {found.name: found.comparison for found in results.datasets}
     headings = ("dataset", "method", *(f"{c.heading} {'points' if c.metric == 'dice' else '%'}" for c in CHANGES))
     rows: list[tuple[Cell, ...]] = []
-    for name, methods in relative_changes(datasets).items():
+    for name, methods in results.changes.items():
         for i, (method, values) in enumerate(methods.items()):
             cells = [Cell(name if i == 0 else ""), Cell(method)]
             for column, value in zip(CHANGES, values, strict=True):
@@ -239,14 +271,9 @@ def change_table(datasets: Sequence[DatasetResults]) -> Table:
                 if name in comparisons:
                     stars = comparisons[name].find(method, average=column.average, metric=column.metric).stars
                 digits = 2 if column.metric == "dice" else 1
-                cells.append(Cell("-" if math.isnan(value) else f"{value:+.{digits}f}", stars))
+                cells.append(Cell("-" if math.isnan(value) else f"{value:+.{digits}f}", stars=stars))
             rows.append(tuple(cells))
-    return Table(f"Change against {datasets[0].methods[0]}", headings, tuple(rows), names=2)
-
-
-def choice_sentences(chosen: Iterable[Chosen]) -> list[str]:
-    """The choice of each dataset in words."""
-    return [_choice_sentence(each) for each in chosen]
+    return Table(f"Change against {results.datasets[0].methods[0]}", headings, tuple(rows), names=2)
 
 
 def _choice_sentence(chosen: Chosen) -> str:
@@ -272,15 +299,14 @@ def _choice_sentence(chosen: Chosen) -> str:
     return f"{found}{outside}{unjudged} On test cases it has {one}. The baseline has {shown(chosen.test_baseline)}."
 
 
-def run_rows(results: Results, shop: Workshop) -> Iterator[dict[str, Any]]:
-    """Every arm of the plan, with its numbers where it is done."""
+def _run_rows(results: Results) -> Iterator[dict[str, Any]]:
     values = {
         (found.name, side, candidate.method, candidate.seed): candidate.values
         for found in results.datasets
         for side, candidates in found.candidates.items()
         for candidate in candidates
     }
-    facts = {state.name: state for state in shop.states()}
+    facts = {state.name: state for state in results.states}
     for arm in results.plan.arms:
         row: dict[str, Any] = {
             "dataset": arm.dataset, "method": arm.method, "seed": arm.seed, "run": arm.run,
@@ -292,8 +318,7 @@ def run_rows(results: Results, shop: Workshop) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def study_notes(results: Results) -> list[str]:
-    """What a reader must know to read the tables, once, and what is missing."""
+def _study_notes(results: Results) -> list[str]:
     said = [f"{found.name}: {note}" for found in results.datasets for note in notes(found.comparison)[:1]]
     for found in results.datasets:
         run = found.test[found.methods[0]][0].provenance.get("run", {})
@@ -305,12 +330,12 @@ def study_notes(results: Results) -> list[str]:
     return [*said, *shared, *told, *results.remarks]
 
 
-def write_tables(results: Results, shop: Workshop, out: Path) -> list[Path]:
+def write_tables(results: Results, out: Path) -> list[Path]:
     """Write results.md and results.tex (tables and notes), results.csv (every number), runs.csv and choice.json."""
-    tables, sentences = study_tables(results), [*choice_sentences(results.chosen), *study_notes(results)]
+    tables, sentences = results.tables, (*results.choices, *results.notes)
     config = results.plan.study.config
     entries = [(found.name, *entry) for found in results.datasets for entry in found.comparison.entries]
-    rows = list(run_rows(results, shop))
+    rows = results.rows
     files = {
         "results.md": f"# {config.title}\n\n" + markdown_document(tables, sentences),
         "results.tex": latex_document(tables, sentences),

@@ -1,11 +1,11 @@
-"""The runs of a study done: each trained, calibrated and evaluated, by one process or by many that share a folder.
+"""The runs of a study: each trained, calibrated and evaluated by one process, which holds the lock of its folder.
 
 A calibrator is fitted to the validation cases and measured on test cases. On validation cases, where methods are
 chosen, each case is measured with one fitted without its patient: to those it was fitted to it would look too good.
 
-A run is claimed before it is touched (`claims`), and every step of it can be taken up again, so that a process may
-end at any time. What is done is in `done.json` of the run's folder, what failed in `failed.json`: it is tried again by
-the next process that starts.
+A run's folder has its configuration's hash in its name, and whoever works there holds its lock: nothing else keeps two
+processes from the same work. Every step can be resumed, so that a process may end at any time. `progress.json` tells
+how far a run is, `done.json` that it is done, `failed.json` why it failed: it is tried again by the next command.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ import csv
 import hashlib
 import json
 import math
+import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,25 +34,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal._io.files import make_folder, write_whole, writing
-from segcal._io.jobs import keep_only
+from segcal._io.ending import REQUESTS
+from segcal._io.files import HeldError, is_locked, locked, make_folder, write_whole, writing
+from segcal._io.jobs import keep_only, wanted
 from segcal._io.parsing import parse_json
 from segcal._io.words import listed
 from segcal.calibration.folds import FOLDS, patient_folds
 from segcal.calibrators import Calibrator, load_calibrator
 from segcal.errors import SegcalError
 from segcal.evaluation.outcome import Outcome
-from segcal.study.claims import Claim, ClaimLost, Claims
 from segcal.study.plan import Fitting, Plan, PlannedRun
 from segcal.training import train
+from segcal.training.loop import LOCK
 from segcal.training.runs import Run, evaluate_run, load_run
 
-RUNS, CLAIMS, PREPARED = "runs", "claims", "prepared"
-DONE, FAILED = "done.json", "failed.json"
+RUNS, LOGS, PREPARED = "runs", "logs", "prepared"
+DONE, FAILED, PROGRESS = "done.json", "failed.json", "progress.json"
 CALIBRATOR = "calibrator.json"
 CROSS_FITTED = "cross-fitted over patients"
 SIDES: tuple[Literal["validation", "test"], ...] = ("validation", "test")
-POLL_S = 2.0
+POLL_S = 1.0
+PATIENCE_S = 3.0  # for a lock: its holder may be about to end, or may only look who holds it
+STOPPED = tuple(128 + number for number in (signal.SIGINT, *REQUESTS))  # exit codes of a process asked to end
 TRAINING = 0.9  # of the whole, roughly
 
 
@@ -60,17 +68,24 @@ class RunState(NamedTuple):
     share: float = 0.0
     """Done of the whole run, roughly."""
     begun: float = 0.0
-    """The share that was done when it was taken up."""
+    """The share that was done when it was resumed."""
     seconds: float = math.nan
     """Since then; of a run that is done, all of its time."""
     where: str = ""
-    """Host and process that has it."""
+    """Host and process that work on it, or did last."""
     message: str = ""
+
+
+class RunResult(NamedTuple):
+    """What became of a run, and a sentence on it; "left": undone, for another process works on it or it was stopped."""
+
+    status: Literal["done", "failed", "left"]
+    message: str
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """A study's folder: its runs and who works on them."""
+    """A study's plan and its folder."""
 
     plan: Plan
     out: Path
@@ -79,104 +94,132 @@ class Workshop:
     def runs(self) -> Path:
         return self.out / RUNS
 
-    @property
-    def claims(self) -> Claims:
-        return Claims(self.out / CLAIMS)
-
     def is_done(self, run: PlannedRun) -> bool:
         """Whether everything that the plan asks of a run is there."""
-        return bool(self._facts(run))
+        return bool(_facts(run, self.runs / run.name))
 
-    def _facts(self, run: PlannedRun) -> dict[str, Any]:
-        """What is known of a run that is done; empty while it is not."""
-        facts = _read(self.runs / run.name / DONE)
-        return facts if {fitting.folder for fitting in run.fittings} <= set(_fittings(facts)) else {}
-
-    def failure(self, run: PlannedRun) -> dict[str, Any]:
-        """What failed last time; empty if nothing did."""
-        return _read(self.runs / run.name / FAILED)
+    def is_held(self, run: PlannedRun) -> bool:
+        """Whether a process works on a run."""
+        return is_locked(self.runs / run.name / LOCK)
 
     def states(self) -> list[RunState]:
         """How each run stands now, whoever works on it."""
-        claims = self.claims
-        return [self._state(run, claims) for run in self.plan.runs.values()]
+        return [self._state(run) for run in self.plan.runs.values()]
 
-    def _state(self, run: PlannedRun, claims: Claims) -> RunState:
-        if facts := self._facts(run):
-            return RunState(run.name, "done", share=1.0, seconds=float(facts.get("seconds", math.nan)))
-        holder = claims.holder(run.name)
-        if holder is not None:
-            note = holder.note
-            share, begun, seconds = (float(note.get(key, 0.0)) for key in ("share", "begun", "seconds"))
-            where = f"{holder.host}, process {holder.pid}"
-            return RunState(run.name, "running", str(note.get("stage", "")), share, begun, seconds, where)
-        failed = self.failure(run)
-        if failed:
-            return RunState(run.name, "failed", message=f"{failed.get('kind')}: {failed.get('message')}")
-        return RunState(run.name, "waiting")
-
-    def work(
-        self,
-        *,
-        only: Iterable[str] | None = None,
-        say: Callable[[str], None] = lambda text: None,
-        again: bool = True,
-    ) -> None:
-        """Take up runs until all are done or have failed; those that others have are waited for.
-
-        A run that failed before is tried again, once, unless `again` is False.
-        """
-        names = list(self.plan.runs) if only is None else list(only)
-        known = {name: self.failure(self.plan.runs[name]) if again else {} for name in names}
-        claims = self.claims
-        while True:
-            open_runs = [
-                run
-                for name in names
-                if not self.is_done(run := self.plan.runs[name])
-                and (not (failed := self.failure(run)) or failed == known[name])
-            ]
-            if not open_runs:
-                return
-            for run in open_runs:
-                if (claim := claims.take(run.name)) is not None:
-                    with claim:
-                        known[run.name] = {}
-                        self._attempt(run, claim, say)
-                    break
-            else:
-                time.sleep(POLL_S)
-
-    def _attempt(self, run: PlannedRun, claim: Claim, say: Callable[[str], None]) -> None:
+    def _state(self, run: PlannedRun) -> RunState:
         folder = self.runs / run.name
-        start = time.monotonic()
-        if self.is_done(run):  # by another process, since we looked
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / FAILED).unlink(missing_ok=True)
-        shares: list[float] = []
+        if facts := _facts(run, folder):
+            return RunState(run.name, "done", share=1.0, seconds=float(facts.get("seconds", math.nan)))
+        told = _read(folder / PROGRESS)
+        where = f"{told['host']}, process {told['pid']}" if told else ""
+        share, begun, seconds = (float(told.get(key, 0.0)) for key in ("share", "begun", "seconds"))
+        if self.is_held(run):
+            return RunState(run.name, "running", str(told.get("stage", "")), share, begun, seconds, where)
+        if failed := _read(folder / FAILED):
+            return RunState(run.name, "failed", message=f"{failed.get('kind')}: {failed.get('message')}")
+        last = f"stopped, last seen {told['time']}" if told else ""
+        return RunState(run.name, "waiting", share=share, where=where, message=last)
 
-        def tell(stage: str, done: int, total: int, part: int = 0) -> None:
-            claim.check()
-            within = done / total if total else 0.0
-            later = TRAINING + (1 - TRAINING) * (part - 1 + within) / (1 + len(run.fittings))
-            shares.append(round(TRAINING * within if part == 0 else later, 4))
-            since = round(time.monotonic() - start, 1)
-            claim.tell(stage=stage, share=shares[-1], begun=shares[0], seconds=since)
 
+def do_run(run: PlannedRun, out: Path) -> RunResult:
+    """Do a run in this process, or what is left of it; if another process holds its lock, that is the result."""
+    folder = out / RUNS / run.name
+    make_folder(folder)
+    try:
+        held = _lock(folder)
+    except HeldError:
+        told = _read(folder / PROGRESS)
+        by = f"{told['host']}, process {told['pid']}, is at it" if told else "another process is at it"
+        return RunResult("left", f"{run.name} is left alone: {by}")
+    with held:
+        return _attempt(run, folder, out / PREPARED)
+
+
+def _lock(folder: Path) -> ExitStack:
+    """The lock of a run, held; HeldError if another process keeps it for longer than a moment."""
+    deadline, held = time.monotonic() + PATIENCE_S, ExitStack()
+    while True:
         try:
-            facts = execute(run, folder, self.out / PREPARED, tell)
-        except ClaimLost as error:
-            say(f"{run.name}: {error}")
-        except Exception as error:  # whatever it is, other runs go on
-            facts = {"kind": type(error).__name__, "message": str(error) or repr(error), "time": _now()}
-            write_whole(folder / "failed.log", traceback.format_exc().encode())
-            write_whole(folder / FAILED, json.dumps(facts, indent=2).encode())
-            say(f"{run.name} failed: {facts['kind']}: {facts['message']}")
-        else:
-            facts["time"] = _now()
-            write_whole(folder / DONE, json.dumps(facts, indent=2).encode())
-            say(f"{run.name} is done")
+            held.enter_context(locked(folder / LOCK, folder))
+            return held
+        except HeldError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _attempt(run: PlannedRun, folder: Path, prepared: Path) -> RunResult:
+    if _facts(run, folder):  # by another process, since we looked
+        return RunResult("done", f"{run.name} is done")
+    for name in (FAILED, PROGRESS):
+        (folder / name).unlink(missing_ok=True)
+    try:
+        facts = execute(run, folder, prepared, _Progress(folder, len(run.fittings)).tell)
+    except Exception as error:  # whatever it is, other runs go on
+        write_whole(folder / "failed.log", traceback.format_exc().encode())
+        result = record_failure(run, folder, type(error).__name__, str(error) or repr(error))
+    else:
+        write_whole(folder / DONE, json.dumps({**facts, "time": _now()}, indent=2).encode())
+        result = RunResult("done", f"{run.name} is done")
+    (folder / PROGRESS).unlink(missing_ok=True)
+    return result
+
+
+def record_failure(run: PlannedRun, folder: Path, kind: str, message: str) -> RunResult:
+    """Write down in a run's folder why it failed."""
+    make_folder(folder)
+    write_whole(folder / FAILED, json.dumps({"kind": kind, "message": message, "time": _now()}, indent=2).encode())
+    return RunResult("failed", f"{run.name} failed: {kind}: {message}")
+
+
+def do_run_apart(run: PlannedRun, out: Path) -> RunResult:
+    """Do a run in a process of its own, which ends when this one does, or when nobody waits for the run any more.
+
+    For workers that are threads of a process, or may not start processes by multiprocessing, as those of Dask.
+    """
+    folder, log = out / RUNS / run.name, out / LOGS / f"{run.name}.txt"
+    make_folder(log.parent)
+    (folder / FAILED).unlink(missing_ok=True)  # of the last time
+    command = [sys.executable, "-m", "segcal", "study", "run", os.fspath(out), "--only", run.name, "--end-with-stdin"]
+    with (
+        log.open("ab") as said,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said) as process,
+    ):
+        while process.poll() is None and wanted.get()():
+            time.sleep(POLL_S)
+    if process.returncode == 0:
+        return RunResult("done", f"{run.name} is done")
+    if failed := _read(folder / FAILED):
+        return RunResult("failed", f"{run.name} failed: {failed.get('kind')}: {failed.get('message')}")
+    if process.returncode in STOPPED or is_locked(folder / LOCK):
+        return RunResult("left", f"{run.name} was stopped, or another process is at it; see {log}")
+    return record_failure(run, folder, "CrashError", f"its process ended with code {process.returncode}; see {log}.")
+
+
+class _Progress:
+    """Tells others how far a run is: a file in its folder, written at most once a second."""
+
+    def __init__(self, folder: Path, fittings: int) -> None:
+        self.path, self.fittings = folder / PROGRESS, fittings
+        self.start, self.written = time.monotonic(), -math.inf
+        self.begun: float | None = None
+        self.stage = ""
+
+    def tell(self, stage: str, done: int, total: int, part: int = 0) -> None:
+        """So much of a stage is done; part 0 is the training, and each evaluation counts as one more."""
+        now = time.monotonic()
+        within = done / total if total else 0.0
+        later = TRAINING + (1 - TRAINING) * (part - 1 + within) / (1 + self.fittings)
+        share = round(TRAINING * within if part == 0 else later, 4)
+        self.begun = share if self.begun is None else self.begun
+        if stage == self.stage and now - self.written < 1:
+            return
+        self.stage, self.written = stage, now
+        content = {
+            "host": socket.gethostname(), "pid": os.getpid(), "stage": stage, "share": share, "begun": self.begun,
+            "seconds": round(now - self.start, 1), "time": _now(),
+        }  # fmt: skip
+        write_whole(self.path, json.dumps(content, indent=2).encode())
 
 
 def execute(run: PlannedRun, folder: Path, prepared: Path, tell: Callable[..., None]) -> dict[str, Any]:
@@ -185,8 +228,9 @@ def execute(run: PlannedRun, folder: Path, prepared: Path, tell: Callable[..., N
     What is there already is not done again.
     """
     trained = train(
-        run.config, folder, prepared=prepared, progress=lambda done, total, text: tell("training", done, total)
-    )
+        run.config, folder, prepared=prepared, held=True,
+        progress=lambda done, total, text: tell("training", done, total),
+    )  # fmt: skip
     start = time.monotonic()
     loaded = load_run(folder, root=run.config.data.root)
     for i, fitting in enumerate((None, *run.fittings), start=1):
@@ -227,6 +271,12 @@ def _need_all(outcome: Outcome) -> None:
     if outcome.measured is None or outcome.failures:
         told = [f"{failure.case}: {failure.message.rstrip('.')}" for failure in outcome.failures]
         raise SegcalError(f"every case must be evaluated; {len(told)} failed: {listed(told, 3, joint='; ')}.")
+
+
+def _facts(run: PlannedRun, folder: Path) -> dict[str, Any]:
+    """What is known of a run that is done; empty while it is not."""
+    facts = _read(folder / DONE)
+    return facts if {fitting.folder for fitting in run.fittings} <= set(_fittings(facts)) else {}
 
 
 def _fittings(facts: dict[str, Any]) -> list[str]:
@@ -284,7 +334,7 @@ def _read_text(path: Path) -> str | None:
 @contextmanager
 def spooled(run: Run, folder: Path) -> Iterator[Spool]:
     """Logits and labels of the validation cases, kept on disk while they are gone through as often as one likes."""
-    for left in folder.glob(".logits-*"):  # by a process that was killed: the claim on the run is ours
+    for left in folder.glob(".logits-*"):  # by a process that was killed: the lock of the run is ours
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".logits-", dir=folder) as temporary:
         place = Path(temporary)

@@ -34,6 +34,7 @@ from segcal.training.log import Log, Logger
 from segcal.training.preprocessing import PreparedStore
 from segcal.training.runs import remember
 
+LOCK = ".lock"  # in a run's folder; who holds it may write there
 Progress = Callable[[int, int, str], None]
 
 
@@ -55,13 +56,15 @@ def train(
     loggers: Sequence[Logger] = (),
     progress: Progress = lambda done, total, text: None,
     say: Callable[[str], None] = lambda text: None,
+    held: bool = False,
 ) -> TrainedRun:
     """Train as the configuration says, or go on where the run in `out` stopped.
 
     Prepared images are kept in `prepared` (beside `out` by default), which runs on the same data share. Each of
     `loggers` is called with an epoch and its values by name, as they are on TensorBoard, once the epoch's checkpoint
     stands; a run that goes on tells the last epoch before again, since it may have been lost. Under torchrun every
-    process calls this; the first one writes, tells its `loggers`, reports its `progress`, and has its `say`.
+    process calls this; the first one writes, tells its `loggers`, reports its `progress`, and has its `say`. The lock
+    of `out` is taken, unless the caller has `held` it already, for more than the training.
     """
     folder = Path(out)
     dataset = open_dataset(config.data.dataset, config.data.root)
@@ -69,7 +72,7 @@ def train(
     split = make_split(dataset, seed=config.data.split_seed, file=config.data.split)
     store = PreparedStore(Path(prepared or folder.parent / "prepared"), dataset, config.data)
     make_folder(folder)
-    with processes() as team, locked(folder / ".lock", folder) if team.first else nullcontext():
+    with processes() as team, locked(folder / LOCK, folder) if team.first and not held else nullcontext():
         if team.first:
             _claim(folder, config, dataset, split, say)
         _check_alike(team.gather((config.hash, split)))  # once the first has looked at the folder
