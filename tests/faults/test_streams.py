@@ -137,7 +137,7 @@ def test_a_full_stdout_is_a_sentence(name, data, monkeypatch, capfd):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("name", ["evaluate", "study --list", "help", "help of all"])
+@pytest.mark.parametrize("name", ["evaluate", "study list", "help", "help of all"])
 def test_a_full_stdout_is_a_sentence_to_a_process(name, data):
     with open("/dev/full", "wb") as full:
         done = run(commands(data)[name], stdout=full.fileno())
@@ -147,7 +147,7 @@ def test_a_full_stdout_is_a_sentence_to_a_process(name, data):
     assert b"Exception ignored" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["evaluate", "evaluate --json", "study --list"])
+@pytest.mark.parametrize("name", ["evaluate", "evaluate --json", "study list"])
 def test_a_stdout_whose_reader_is_gone_ends_quietly(name, data):
     reading, writing = os.pipe()
     os.close(reading)
