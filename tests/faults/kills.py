@@ -224,8 +224,12 @@ def broken_files(folder: Path) -> list[str]:
 
 
 def litter(folder: Path) -> list[str]:
-    """What writing left behind."""
-    return [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.is_file() and path.name != ".lock"]
+    """What writing left behind, but for locks and the lists of what `replacing` wrote."""
+    return [
+        str(path.relative_to(folder))
+        for path in folder.rglob(".*")
+        if path.is_file() and path.name not in (".lock", ".written.json")
+    ]
 
 
 def attack(name: str, kills: int, *, seed: int = 0, warm: bool = False) -> dict[str, Any]:
