@@ -449,7 +449,7 @@ def test_tables_tell_the_spread_over_seeds(seeded, tmp_path):
 def test_a_table_knows_its_names_and_can_leave_the_floor_out(comparison):
     columns = next(iter(LAYOUTS.values()))
     grouped = make_table(comparison, "", columns, labels=comparison.classes, floor=False)
-    assert grouped.headings == ("class", "method", "DSC ↑", "Macro-ACE ↓", "Micro-ACE ↓", "Micro-ACE (pooled) ↓")
+    assert grouped.headings == ("class", "method", "DSC ↑", "Macro-ACE ↓", "Micro-ACE ↓", "Micro-ACE (paper) ↓")
     assert {len(row) for row in grouped.rows} == {6}
     assert (grouped.names, [grouped.opens_group(i) for i in range(6)]) == (2, [True, False, False] * 2)
     plain = make_table(comparison, "", columns)

@@ -1,7 +1,7 @@
 """Evaluation files of version 0.2 give the tables that version 0.2 gave, byte for byte.
 
 `tests/golden` was written once, by 0.2: two evaluations of eight made-up cases, one of which lacks a class, and the
-tables of both. Numbers that change on purpose are written anew, and CHANGELOG.md says so.
+tables of both. Written anew since: pooled micro averages come before those of the paper, which are named so.
 """
 
 from __future__ import annotations

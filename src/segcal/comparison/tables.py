@@ -35,7 +35,7 @@ FLOOR_NOTE = (
 
 
 def _columns(*metrics: str) -> tuple[Column, ...]:
-    return tuple(Column(metric, average) for metric in metrics for average in ("macro", "micro paper", "micro pooled"))
+    return tuple(Column(metric, average) for metric in metrics for average in ("macro", "micro pooled", "micro paper"))
 
 
 LAYOUTS = {

@@ -50,18 +50,18 @@ class Column(NamedTuple):
         """As tables have it.
 
         >>> Column("dice", "macro").heading, Column("ace", "micro paper").heading, Column("ace", "micro pooled").heading
-        ('DSC', 'Micro-ACE', 'Micro-ACE (pooled)')
+        ('DSC', 'Micro-ACE (paper)', 'Micro-ACE')
         """
         if self.metric == "dice" and self.average == "macro":
             return self.name
         average, _, reading = self.average.partition(" ")
-        return f"{average.capitalize()}-{self.name}" + (f" ({reading})" if reading == "pooled" else "")
+        return f"{average.capitalize()}-{self.name}" + (f" ({reading})" if reading == "paper" else "")
 
     @property
     def axis(self) -> str:
         """As figures have it.
 
-        >>> Column("dice", "macro").axis, Column("ace", "micro paper").axis
+        >>> Column("dice", "macro").axis, Column("ace", "micro pooled").axis
         ('DSC', 'micro ACE')
         """
         heading = self.heading
@@ -78,6 +78,6 @@ class Column(NamedTuple):
 
 RADAR = (
     Column("dice", "macro"),
-    *(Column(metric, average) for average in ("macro", "micro paper") for metric in ("ace", "ece", "mce")),
+    *(Column(metric, average) for average in ("macro", "micro pooled") for metric in ("ace", "ece", "mce")),
 )
 """What a radar plot shows."""

@@ -64,7 +64,7 @@ def summary_table(evaluation: Evaluation) -> Table:
     labels = (*evaluation.classes, None) if len(evaluation.classes) > 1 else evaluation.classes
     rows = []
     for which in ("all", "complete") if 0 < complete < len(evaluation.cases) else ("all",):
-        for average in ("macro", "micro paper", "micro pooled"):
+        for average in ("macro", "micro pooled", "micro paper"):
             group = average if which == "all" else f"{average}, complete cases"
             for i, name in enumerate(labels):
                 numbers = [found.get((which, average, name, metric)) for metric in SUMMARY]

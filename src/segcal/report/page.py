@@ -37,8 +37,8 @@ SCRIPTS = ("svg.js", "charts.js", "cases.js", "report.js")
 PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = (
     *(Column(metric, "macro") for metric in ("dice", "ace", "ece", "mce")),
-    Column("ace", "micro paper"),
     Column("ace", "micro pooled"),
+    Column("ace", "micro paper"),
 )
 OTHER_METRICS = (  # heading, average, metric
     ("Brier score of all classes", "macro", "brier"),

@@ -19,11 +19,11 @@ from segcal.errors import ConfigError
 METRICS = {  # what a rule may name, and where a summary has the number: average and metric
     "dsc": ("macro", "dice"),
     "macro-ace": ("macro", "ace"),
-    "micro-ace": ("micro paper", "ace"),
+    "micro-ace": ("micro pooled", "ace"),
     "macro-ece": ("macro", "ece"),
-    "micro-ece": ("micro paper", "ece"),
+    "micro-ece": ("micro pooled", "ece"),
     "macro-mce": ("macro", "mce"),
-    "micro-mce": ("micro paper", "mce"),
+    "micro-mce": ("micro pooled", "mce"),
 }
 ALIASES = {"dice": "dsc", "ace": "macro-ace", "ece": "macro-ece", "mce": "macro-mce"}
 HIGHER_IS_BETTER = frozenset({"dsc"})

@@ -30,7 +30,7 @@ TOO_FEW = f"not tested, n/a: fewer than {FEWEST_PATIENTS} patients"
 FEW_ROWS = 20  # more rows are folded
 KEY = {  # what the summary tells of a method: name, unit, decimals
     Column("ace", "macro"): ("macro-ACE", "%", 1),
-    Column("ace", "micro paper"): ("micro-ACE", "%", 1),
+    Column("ace", "micro pooled"): ("micro-ACE", "%", 1),
     Column("dice", "macro"): ("DSC", "points", 2),
 }
 
