@@ -32,6 +32,7 @@ class EvaluationAccumulator:
     parts: Whether a case may come in several parts, such as slices, whose sums add up. By default a case comes
         once; again with the same values, as a distributed sampler repeats cases, it counts once.
 
+    >>> import torch
     >>> from segcal import EvaluationAccumulator, ReadOptions
     >>> accumulator = EvaluationAccumulator(options=ReadOptions(class_names=["background", "liver"]))
     >>> probabilities = torch.tensor([[[0.9, 0.9, 0.2, 0.2], [0.1, 0.1, 0.8, 0.8]]])  # case, class, space

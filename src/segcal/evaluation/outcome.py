@@ -25,16 +25,23 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What `segcal.evaluate` found."""
+    """What `segcal.evaluate` found.
+
+    measured: the cases that could be measured; None where not a single one could. `evaluation` is never None.
+    failures: the cases that could not, (case, kind, message) each.
+    pairing: which files belong together, and which have no partner.
+    notes: what was noticed, (kind, message, cases) each.
+
+    >>> failure = Failure("case_1", "FileError", "cannot be read.")
+    >>> Outcome(None, [failure], Pairing(())).evaluation
+    Traceback (most recent call last):
+    segcal.errors.SegcalError: there must be a case that can be measured; all 1 failed. case_1: cannot be read.
+    """
 
     measured: Evaluation | None
-    """The cases that could be measured; None where not a single one could."""
     failures: list[Failure]
-    """The cases that could not: (case, kind, message) each."""
     pairing: Pairing
-    """Which files belong together, and which have no partner."""
     notes: tuple[Note, ...] = ()
-    """What was noticed: (kind, message, cases) each."""
 
     @property
     def evaluation(self) -> Evaluation:
