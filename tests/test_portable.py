@@ -14,7 +14,7 @@ WITHOUT = """
 import signal, sys, warnings
 for name in ("fcntl", "grp", "pwd", "resource", "termios", "tty"):
     sys.modules[name] = None  # to import it is an ImportError
-for name in ("SIGHUP", "SIGPIPE", "pthread_kill"):
+for name in {"SIGHUP", "SIGPIPE", "pthread_kill"} & set(dir(signal)):
     delattr(signal, name)
 warnings.simplefilter("ignore")  # filelock says that it locks by files alone
 """
