@@ -49,7 +49,7 @@ def test_options_in_docstrings_are_lists_and_examples_code(site):
 
 def test_every_command_and_option_is_on_the_page_of_commands(site):
     text = (site / "cli.html").read_text(encoding="utf-8")
-    for command in ("evaluate", "study", "calibrate fit", "datasets check"):
+    for command in ("evaluate", "study run", "study plan", "calibrate fit", "datasets check"):
         shown = subprocess.run(
             [sys.executable, "-m", "segcal", *command.split(), "--help"], capture_output=True, text=True, check=True
         )
