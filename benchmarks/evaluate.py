@@ -28,7 +28,7 @@ def against_monai() -> list[dict[str, object]]:
     values, truth = probabilities[0].flatten(1).numpy(), labels.flatten().numpy()
 
     def ours():
-        return measure_voxels(values, truth, Options())
+        return measure_voxels(values, truth, Options()).sums
 
     def theirs():
         for reduction in ("expected", "average", "maximum"):

@@ -30,7 +30,7 @@ OfRegions = Literal["sigmoid", "none"]
 
 
 @dataclass(frozen=True, eq=False)
-class _CaseSums:
+class ClassSums:
     """Float64 sums, each (case, class)."""
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class _CaseSums:
         return tuple(field.name for field in fields(cls))
 
 
-_Sums = TypeVar("_Sums", bound=_CaseSums)
+_Sums = TypeVar("_Sums", bound=ClassSums)
 
 
 def map_sums(function: Callable[..., Tensor], *parts: _Sums) -> _Sums:
@@ -63,7 +63,7 @@ def concatenate_sums(parts: Iterable[_Sums]) -> _Sums:
 
 
 @dataclass(frozen=True, eq=False)
-class OverlapCounts(_CaseSums):
+class OverlapCounts(ClassSums):
     """Voxels that are predicted to be of a class, that are of it, and both; each (case, class), float64.
 
     They add up over voxels, cases and processes. `dice` works out the coefficient. Counts whose shapes differ are a
@@ -152,7 +152,7 @@ def dice(counts: OverlapCounts) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreSums(_CaseSums):
+class ScoreSums(ClassSums):
     """Sums over voxels of the squared error and of the negative log-likelihood; each (case, class), float64.
 
     Of a class they are binary, the class against the rest; both are proper scores. `joint_of_classes` gives those of

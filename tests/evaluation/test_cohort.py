@@ -167,7 +167,9 @@ def test_a_label_that_dataset_json_names_ignore_is_left_out_unless_another_is_as
 def test_a_slab_that_is_ignored_as_a_whole_adds_nothing():
     labels = np.full(50, 255, np.uint8)
     for sigmoid in (False, True):
-        sums = measure_voxels(np.full((3, 50), 1 / 3, np.float32), labels, Options(ignore_index=255, sigmoid=sigmoid))
+        sums = measure_voxels(
+            np.full((3, 50), 1 / 3, np.float32), labels, Options(ignore_index=255, sigmoid=sigmoid)
+        ).sums
         assert not any(getattr(sums, name).any() for name in ("bins", "overlap", "scores"))
 
 
@@ -555,9 +557,9 @@ def test_one_case_is_no_plural(folder):
 
 def test_logits_too_near_for_their_probabilities_still_decide():
     logits = np.array([[1.0], [np.nextafter(np.float32(1), np.float32(2))], [-3.0]], np.float32)
-    sums = measure_voxels(logits, np.array([1], np.uint8), Options(logits=True))
+    sums = measure_voxels(logits, np.array([1], np.uint8), Options(logits=True)).sums
     assert sums.overlap.tolist() == [[0, 1, 0], [0, 1, 0], [0, 1, 0]]  # predicted, true, both
-    cooler = measure_voxels(logits / np.float32(1.5), np.array([1], np.uint8), Options(logits=True))
+    cooler = measure_voxels(logits / np.float32(1.5), np.array([1], np.uint8), Options(logits=True)).sums
     assert cooler.overlap.tolist() == sums.overlap.tolist()
 
 
@@ -597,9 +599,9 @@ def test_complete_cases_of_regions_have_every_trained_label(tmp_path):
 def test_the_log_loss_without_numba_is_the_same(monkeypatch):
     probabilities, labels = make_case(7)
     flat, truth = np.ascontiguousarray(probabilities.reshape(-1, 3).T), labels.ravel()
-    fast = measure_voxels(flat, truth, Options())
+    fast = measure_voxels(flat, truth, Options()).sums
     monkeypatch.setattr("segcal.evaluation.voxels.HAS_NUMBA", False)
-    plain = measure_voxels(flat, truth, Options())
+    plain = measure_voxels(flat, truth, Options()).sums
     np.testing.assert_allclose(fast.scores, plain.scores, rtol=1e-8)
     np.testing.assert_allclose(fast.joint, plain.joint, rtol=1e-8)
     absent = [-np.log(1 - flat[c][truth != c].astype(np.float64)).sum() for c in range(3)]

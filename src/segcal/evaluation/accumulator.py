@@ -16,7 +16,7 @@ from segcal.evaluation.naming import name_channels
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.results import stack_cases
 from segcal.evaluation.sums import CaseSums
-from segcal.evaluation.voxels import measure_voxels
+from segcal.evaluation.voxels import measure_voxels, sums_of_case
 
 
 class EvaluationAccumulator:
@@ -85,7 +85,9 @@ class EvaluationAccumulator:
                 f"{name}: labels must have the shape {tuple(space)} of the predictions; got {tuple(truth.shape)}."
             )
         try:
-            return measure_voxels(values.detach().float().cpu().numpy().reshape(len(values), -1), voxels, self._options)
+            slab = measure_voxels(values.detach().float().cpu().numpy().reshape(len(values), -1), voxels, self._options)
+            whole = None if self.parts else sums_of_case([slab], space)
+            return slab.sums if whole is None else whole
         except SegcalError as error:
             raise type(error)(f"{name}: {error}") from error
 
@@ -148,4 +150,4 @@ def _class_indices(name: str, labels: Tensor) -> NDArray[Any]:
 
 def _equal(one: CaseSums, other: CaseSums) -> bool:
     pairs = ((getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
-    return all(a.shape == b.shape and np.array_equal(a, b) for a, b in pairs)
+    return all(a.shape == b.shape and np.array_equal(a, b, equal_nan=True) for a, b in pairs)

@@ -89,7 +89,7 @@ def calibrated_slabs(
     for values, labels in [_whole(case)] if calibrator.spatial else case.slabs(slab_voxels(case.classes)):
         logits = as_logits(values, options)
         if calibrator.spatial:
-            logits = logits.reshape(-1, *_shape(case))
+            logits = logits.reshape(-1, *case.shape)
         result = transform_volume(calibrator, logits, orientation).flatten(1)
         yield as_stored(result, options), labels, values if calibrator.keeps_decisions else None
 
@@ -102,11 +102,6 @@ def calibrated(calibrator: Calibrator, values: Array, options: Options, orientat
 def _whole(case: Case) -> tuple[Array, Array]:
     """Values and labels of all voxels, along the axes of the grid."""
     return case.voxels((slice(None),) * 3)
-
-
-def _shape(case: Case) -> tuple[int, ...]:
-    """Of the grid, with a third axis of length one for images that have two."""
-    return (*case.grid.shape, 1)[:3]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +128,7 @@ class FolderCase:
         """
         with open_case(self.files) as case:
             values, labels = _whole(case)
-            shape, orientation = _shape(case), orientation_of(case.grid.affine)
+            shape, orientation = case.shape, orientation_of(case.grid.affine)
         counted = counted_voxels(labels, self.options)
         logits, truth = self._counted(values, labels, counted)
         if not isinstance(counted, slice):

@@ -19,6 +19,7 @@ from torch import Tensor
 from segcal._io.files import read_npz, write_npz, write_whole
 from segcal._io.words import counted
 from segcal.binning import Binning
+from segcal.decisions import DecisionSums, expected_dice, uncertain_voxels
 from segcal.errors import ConfigError, FileError, SegcalError, ShapeError, distinct
 from segcal.evaluation.columns import JOINT, Label, scope_of
 from segcal.metrics import ERRORS, ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
@@ -88,6 +89,8 @@ class Evaluation:
     """(case, 1), of the distribution over all classes; where classes overlap, the mean over them. None: not known."""
     label_counts: Tensor | None = None
     """(case, label): voxels of each trained label but the background, where classes are unions of labels."""
+    decisions: DecisionSums | None = None
+    """Of the voxels decided for each class; None: not known, as in files of segcal 0.2."""
 
     def __post_init__(self) -> None:
         shape = (len(self.cases), len(self.classes))
@@ -113,6 +116,7 @@ class Evaluation:
             scores=map_sums(cut, self.scores),
             top_label=self.top_label and self.top_label.select(cases=rows),
             joint=self.joint and map_sums(lambda sums: sums[rows], self.joint),
+            decisions=self.decisions and map_sums(cut, self.decisions),
             label_counts=None if self.label_counts is None else self.label_counts[rows],
             cases=tuple(self.cases[i] for i in rows),
             classes=tuple(self.classes[i] for i in columns),
@@ -151,6 +155,7 @@ class Evaluation:
                 )
         tops = [part.top_label for part in parts if part.top_label is not None]
         joints = [part.joint for part in parts if part.joint is not None]
+        decisions = [part.decisions for part in parts if part.decisions is not None]
         counts = [part.label_counts for part in parts if part.label_counts is not None]
         return replace(
             first,
@@ -159,6 +164,7 @@ class Evaluation:
             scores=concatenate_sums([part.scores for part in parts]),
             top_label=BinStatistics.concatenate(tops) if len(tops) == len(parts) else None,
             joint=concatenate_sums(joints) if len(joints) == len(parts) else None,
+            decisions=concatenate_sums(decisions) if len(decisions) == len(parts) else None,
             label_counts=torch.cat(counts) if len(counts) == len(parts) else None,
             cases=tuple(name for part in parts for name in part.cases),
             provenance=_joined([part.provenance for part in parts]),
@@ -177,6 +183,23 @@ class Evaluation:
         ]
         calibration = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {"dice": dice(self.overlap)} | calibration | _proper(self.scores)
+
+    def decision_metrics(self) -> dict[str, Tensor]:
+        """What the decisions of each case promise, (case, class), and volumes in ml; empty where they are not known.
+
+        Expected numbers come from the probabilities alone. Volumes are NaN where the size of a voxel is not known.
+        Uncertain is the volume of voxels whose probability of the class lies between 0.1 and 0.9.
+        """
+        if self.decisions is None:
+            return {}
+        voxel_ml, fine = self.decisions.voxel_ml, self.statistics
+        return {
+            "expected_dice": expected_dice(fine, self.overlap, self.decisions),
+            "volume_ml": self.overlap.predicted * voxel_ml,
+            "expected_volume_ml": fine.confidence_sum.sum(2) * voxel_ml,
+            "true_volume_ml": self.overlap.true * voxel_ml,
+            "uncertain_volume_ml": uncertain_voxels(fine) * voxel_ml,
+        }
 
     def top_label_errors(self) -> dict[str, Tensor]:
         """Calibration errors of the most probable class, per case; empty for regions."""
@@ -284,6 +307,8 @@ class Evaluation:
             kinds["top_label"] = SUMS
         if self.joint is not None:
             kinds["joint"] = ScoreSums.names()
+        if self.decisions is not None:
+            kinds["decisions"] = DecisionSums.names()
         arrays = {
             f"{kind}_{name}": getattr(getattr(self, kind), name).numpy()
             for kind, names in kinds.items()
@@ -323,6 +348,9 @@ class Evaluation:
                 bins=int(header["bins"]),
                 provenance=header["provenance"],
                 joint=_scores(tensors, "joint") if "joint_voxels" in tensors else None,
+                decisions=DecisionSums(**{name: tensors[f"decisions_{name}"] for name in DecisionSums.names()})
+                if "decisions_confidence" in tensors
+                else None,
                 label_counts=tensors.get("label_counts"),
             )
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
@@ -394,7 +422,7 @@ def _sums(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype.kind not in "iuf":
         raise ValueError(f"{name} must be real numbers; they are {array.dtype}")
     sums = array.astype(np.float64)
-    if not name.startswith(("scores", "joint")) and not ((sums >= 0) & (sums < 2**60)).all():
+    if not name.startswith(("scores", "joint", "decisions")) and not ((sums >= 0) & (sums < 2**60)).all():
         raise ValueError(f"{name} must be finite numbers of at least 0")
     return torch.from_numpy(sums)
 

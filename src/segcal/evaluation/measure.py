@@ -11,7 +11,7 @@ from segcal.errors import GridError, ShapeError
 from segcal.evaluation.doubts import HARD_DECISIONS, MEANINGS, Watch
 from segcal.evaluation.options import Options, slab_voxels
 from segcal.evaluation.sums import CaseSums
-from segcal.evaluation.voxels import measure_voxels
+from segcal.evaluation.voxels import measure_voxels, sums_of_case
 from segcal.volumes import Case, CaseFiles, open_case
 
 if TYPE_CHECKING:
@@ -35,22 +35,24 @@ def measure_case(
         from segcal.evaluation.calibrated import loaded
 
         calibrator = loaded(options.calibrator, options.calibrator_fingerprint)
-    total: CaseSums | None = None
     with open_case(files) as case:
         doubts = case.grid.doubts
         if options.strict_grid and doubts:
             raise GridError(f"{files.name}: the grid must be certain, as --strict-grid asks; {MEANINGS[doubts[0]]}")
         watch = Watch(logits=options.logits, overlapping=options.sigmoid)
         case.watch = watch.see
-        for values, labels, ranked in _slabs(case, options, calibrator):
-            sums = measure_voxels(values, labels, options, ranked=ranked, threads=threads)
-            total = sums if total is None else total + sums
-    if total is None or not total.scores[2].any():
+        slabs = (
+            measure_voxels(values, labels, options, ranked=ranked, threads=threads)
+            for values, labels, ranked in _slabs(case, options, calibrator)
+        )
+        shape = case.shape if calibrator is not None and calibrator.spatial else case.stored_shape
+        sums = sums_of_case(slabs, shape, voxel_ml=case.grid.voxel_ml)
+    if sums is None or not sums.scores[2].any():
         ignored = (
             "" if options.ignore_index is None else f" whose label is not {options.ignore_index}, which is ignored"
         )
         raise ShapeError(f"the volume must have voxels{ignored}; it has none.")
-    return Measured(total, (*doubts, HARD_DECISIONS) if watch.hard else doubts)
+    return Measured(sums, (*doubts, HARD_DECISIONS) if watch.hard else doubts)
 
 
 def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Iterator[tuple[Array, Array, Array | None]]:

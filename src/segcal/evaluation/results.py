@@ -32,6 +32,7 @@ def stack_cases(
     import torch
 
     from segcal.binning import Binning
+    from segcal.decisions import DecisionSums
     from segcal.evaluation.evaluation import Evaluation
     from segcal.scores import OverlapCounts, ScoreSums
     from segcal.statistics import BinStatistics
@@ -52,6 +53,7 @@ def stack_cases(
 
     binning = Binning(options.fine_bins)
     count, confidence_sum, label_sum = stack("bins")
+    decided, largest = stack("decided")
     top = [part[:, None] for part in stack("top_label")]
     return Evaluation(
         BinStatistics(count, confidence_sum, label_sum, binning),
@@ -59,6 +61,7 @@ def stack_cases(
         ScoreSums(*stack("scores")),
         BinStatistics(top[0], top[1], top[2], binning) if exclusive else None,
         joint=ScoreSums(*stack("joint")),
+        decisions=DecisionSums(decided, largest, stack("voxel_ml")[0].expand_as(decided).clone()),
         label_counts=stack("labels")[0] if columns["labels"].size else None,
         cases=tuple(names),
         classes=class_names(count.shape[1], options),
@@ -118,7 +121,8 @@ def _write_numbers(evaluation: Evaluation, outcome: Outcome, options: Options, o
 def _tidy(evaluation: Evaluation) -> Iterator[tuple[str, str, str, str, float]]:
     from segcal.evaluation.columns import scope_of
 
-    metrics = {name: values.tolist() for name, values in evaluation.case_metrics().items()}
+    by_class = evaluation.case_metrics() | evaluation.decision_metrics()
+    metrics = {name: values.tolist() for name, values in by_class.items()}
     whole = evaluation.joint_scores() | evaluation.top_label_errors()
     of_all = {name: values.tolist() for name, values in whole.items()}
     for i, case in enumerate(evaluation.cases):

@@ -17,7 +17,7 @@ from segcal.evaluation.options import Options
 
 Array = NDArray[Any]
 
-FORMAT = "segcal case 3"
+FORMAT = "segcal case 4"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,15 @@ class CaseSums:
     labels: Array
     """(1, label): voxels of each trained label but the background, for regions that are unions of labels; else none."""
 
+    decided: Array
+    """(2, class): confidence summed over the voxels decided for a class, and how many of these are in the largest
+    connected piece; NaN where that is not known."""
+    voxel_ml: Array
+    """(1, 1): the volume of a voxel, the same in all slabs; NaN where it is not known."""
+
     def __add__(self, other: CaseSums) -> CaseSums:
-        return CaseSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        added = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return CaseSums(**added | {"voxel_ml": self.voxel_ml})
 
     def save(self, path: Path, case: str, sources: Sequence[Path], *, doubts: Sequence[str] = ()) -> None:
         """Write them to a file of their own, with the stamps of what they were read from and what is doubtful there."""
@@ -72,15 +79,16 @@ class CaseSums:
         """Refuse what `measure_voxels` never makes. Scores may be infinite, or below 0 by rounding; sums may not."""
         arrays = [np.asarray(getattr(self, f.name)) for f in fields(self)]
         shapes = [array.shape for array in arrays]
-        (_, classes, bins), (_, top_bins), *_, (_, labels) = shapes
+        (_, classes, bins), (_, top_bins), *_, (_, labels), _, _ = shapes
         expected = [(3, classes, bins), (3, top_bins), (3, classes), (3, classes), (3, 1), (1, labels)]
+        expected += [(2, classes), (1, 1)]
         if shapes != expected or top_bins not in (0, bins):
             raise ValueError(f"its arrays have the shapes {shapes}")
         if named != classes:
             raise ValueError(f"its header names {named} classes, and it has {classes}")
         if any(array.dtype != np.float64 for array in arrays):
             raise ValueError("its arrays are not float64")
-        if not all(((array >= 0) & (array < 2**60)).all() for array in (*arrays[:3], arrays[5])):
+        if not all(((array >= 0) & (array < 2**60)).all() for array in (*arrays[:3], arrays[5], arrays[6][0])):
             raise ValueError("its sums are not finite numbers of at least 0")
 
     @staticmethod

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import reduce
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.options import Options, slabs_of
 from segcal.evaluation.results import stack_cases
 from segcal.evaluation.sums import CaseSums
-from segcal.evaluation.voxels import measure_voxels
+from segcal.evaluation.voxels import measure_voxels, sums_of_case
 from segcal.training.config import RunConfig
 from segcal.training.distributed import Processes
 from segcal.training.preprocessing import PreparedStore
@@ -110,14 +109,19 @@ def measuring_options(dataset: Dataset, config: RunConfig) -> Options:
     )
 
 
-def measure_logits(logits: Tensor, labels: np.ndarray[Any, Any], dataset: Dataset, options: Options) -> CaseSums:
+def measure_logits(
+    logits: Tensor, labels: np.ndarray[Any, Any], dataset: Dataset, options: Options, *, voxel_ml: float = math.nan
+) -> CaseSums:
     """The sums of one case; labels are class indices on the grid of the logits."""
     truth = labels.reshape(-1)
     if dataset.regions is not None:
         # Regions are unions of values, not of indices.
         truth = np.array(dataset.values, np.uint8 if max(dataset.values) < 256 else np.int64)[truth]
     values = logits.flatten(1).numpy()
-    return reduce(add, (measure_voxels(values[:, slab], truth[slab], options) for slab in slabs_of(values)))
+    slabs = (measure_voxels(values[:, slab], truth[slab], options) for slab in slabs_of(values))
+    sums = sums_of_case(slabs, logits.shape[1:], voxel_ml=voxel_ml)
+    assert sums is not None  # images have voxels
+    return sums
 
 
 def evaluate_prepared(

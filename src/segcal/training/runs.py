@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -250,7 +251,9 @@ def _measure_case(
 ) -> None:
     with unchanged(case.files):
         labels = read_labels(case, run.dataset)
-        sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options)
+        zooms = cast(Any, nibabel.load(case.images[0])).header.get_zooms()
+        voxel_ml = math.prod(map(float, zooms[:3])) / 1000 if len(zooms) >= 3 else math.nan
+        sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options, voxel_ml=voxel_ml)
     sums.save(part, name, case.files)
 
 

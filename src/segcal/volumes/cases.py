@@ -67,6 +67,17 @@ class Case:
         self.watch: Callable[[NDArray[Any]], None] = lambda probabilities: None
         """Sees all (class, voxel) values that are read, before whoever asked for them."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the grid, with a third axis of length one for images that have two."""
+        return (*self.grid.shape, 1)[:3]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The lengths of the axes in the order in which slabs go through them, the last one fastest."""
+        views = _in_stored_order(self._label_view, *(source.view for source in self._sources))
+        return views[0].shape[1:]
+
     def slabs(self, most_voxels: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Probabilities (class, voxel) and labels (voxel) or (region, voxel), of at most `most_voxels` voxels each.
 

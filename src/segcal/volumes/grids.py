@@ -8,6 +8,7 @@ resampled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,12 @@ class Grid:
     affine: NDArray[np.float64] | None = None
     doubts: tuple[str, ...] = ()
     """What had to be assumed for prediction and label to lie here: BARE_HEADER, CONTRADICTING_HEADERS."""
+
+    @property
+    def voxel_ml(self) -> float:
+        """The volume of a voxel; NaN where the format does not say, and of images with two axes."""
+        known = self.spacing_mm is not None and len(self.spacing_mm) == 3
+        return math.prod(self.spacing_mm) / 1000 if known and self.spacing_mm is not None else math.nan
 
 
 @dataclass(frozen=True, eq=False)
