@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from segcal.calibrators import Calibrator, load_calibrator, make_calibrator
     from segcal.collect import bin_statistics
     from segcal.comparison.comparison import Comparison, compare
+    from segcal.decisions import DecisionSums, best_threshold, expected_dice, threshold_curves
     from segcal.errors import ConfigError, FileError, GridError, LabelError, RangeError, SegcalError, ShapeError
     from segcal.evaluation.accumulator import EvaluationAccumulator
     from segcal.evaluation.cohort import evaluate
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from segcal.losses import ACELoss, LossTerms, SegmentationLoss
     from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
     from segcal.plots import write_figures
+    from segcal.quality.applying import apply_quality
+    from segcal.quality.fitting import Quality, fit_quality, load_quality
+    from segcal.quality.queue import Queue
     from segcal.report import build_report
     from segcal.scores import OverlapCounts, ScoreSums, brier, dice, nll
     from segcal.statistics import BinStatistics
@@ -35,6 +39,10 @@ if TYPE_CHECKING:
 _HOME = {
     "Binning": "binning",
     "BinStatistics": "statistics",
+    "DecisionSums": "decisions",
+    "threshold_curves": "decisions",
+    "best_threshold": "decisions",
+    "expected_dice": "decisions",
     "bin_statistics": "collect",
     "ece": "metrics",
     "ace": "metrics",
@@ -65,6 +73,11 @@ _HOME = {
     "compare": "comparison.comparison",
     "write_figures": "plots",
     "build_report": "report",
+    "Quality": "quality.fitting",
+    "fit_quality": "quality.fitting",
+    "load_quality": "quality.fitting",
+    "apply_quality": "quality.applying",
+    "Queue": "quality.queue",
     "fit_calibrator": "calibration.fitting",
     "apply_calibrator": "calibration.applying",
     "SegcalError": "errors",
@@ -82,6 +95,7 @@ __all__ = [
     "Calibrator",
     "Comparison",
     "ConfigError",
+    "DecisionSums",
     "Evaluation",
     "EvaluationAccumulator",
     "FileError",
@@ -90,6 +104,8 @@ __all__ = [
     "LossTerms",
     "Outcome",
     "OverlapCounts",
+    "Quality",
+    "Queue",
     "RangeError",
     "ReadOptions",
     "Regions",
@@ -100,6 +116,8 @@ __all__ = [
     "__version__",
     "ace",
     "apply_calibrator",
+    "apply_quality",
+    "best_threshold",
     "bin_statistics",
     "brier",
     "build_report",
@@ -108,14 +126,18 @@ __all__ = [
     "ece",
     "equal_mass",
     "evaluate",
+    "expected_dice",
     "fit_calibrator",
+    "fit_quality",
     "load_calibrator",
+    "load_quality",
     "make_calibrator",
     "mce",
     "micro",
     "nll",
     "overconfidence",
     "signed_gap",
+    "threshold_curves",
     "underconfidence",
     "write_figures",
 ]

@@ -103,6 +103,13 @@ def expected_dice(stats: BinStatistics, overlap: OverlapCounts, decisions: Decis
     stats: bin statistics of the cases.
     overlap: counts of the same; only the decided voxels matter.
     decisions: probabilities of the decided voxels.
+
+    >>> from segcal import EvaluationAccumulator
+    >>> found = EvaluationAccumulator()
+    >>> found.update(torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 0]]), ["case 1"])
+    >>> evaluation = found.compute()
+    >>> expected_dice(evaluation.statistics, evaluation.overlap, evaluation.decisions)  # 2 * 0.9 / 2.1, 2 * 0.8 / 1.9
+    tensor([[0.8571, 0.8421]], dtype=torch.float64)
     """
     return _ratio(2 * decisions.confidence, overlap.predicted + stats.confidence_sum.sum(2))
 

@@ -161,32 +161,45 @@ def measure_cohort(
 ) -> Outcome:
     """Measure the cases that are not measured yet, and write the results of all to `out`."""
     with open_parts(out) as parts:
-        paths = {case.name: (parts / f"{case.key}.npz").absolute() for case in cases}
-        waiting = [
-            Job(case.name, case.function, (*case.arguments, case.name, paths[case.name]))
-            for case in cases
-            if not CaseSums.are_in(paths[case.name], options)
-        ]
-        failures: dict[str, Failure] = {}
-        done = len(cases) - len(waiting)
-        with closing(do_jobs(waiting, executor)) as ended:
-            for job, failure in ended:
-                if failure is not None:
-                    failures[job.name] = failure
-                done += 1
-                progress(done, len(cases))
-        measured = {name: path for name, path in paths.items() if name not in failures}
-        strangers = _strangers(measured)
-        usual = [name for name in measured if name not in strangers]
-        evaluation = stack_cases(usual, lambda name: CaseSums.load(measured[name]), options) if usual else None
-        if evaluation is not None:
-            evaluation.provenance.update(provenance or {})
-        notes = gather_notes({name: CaseSums.doubts_in(measured[name]) for name in usual})
-        failed = [*failures.values(), *strangers.values()]
-        outcome = outcome_of(evaluation, failed, pairing or Pairing(()), notes)
+        outcome, kept = measure_parts(cases, options, parts, executor=executor, pairing=pairing, progress=progress)
+        if outcome.measured is not None:
+            outcome.measured.provenance.update(provenance or {})
         write_results(outcome, options, out)
-        keep_only(parts, measured.values())
+        keep_only(parts, kept)
     return outcome
+
+
+def measure_parts(
+    cases: Sequence[CaseJob],
+    options: Options,
+    parts: Path,
+    *,
+    executor: Executor,
+    pairing: Pairing | None = None,
+    progress: Progress = lambda done, total: None,
+) -> tuple[Outcome, list[Path]]:
+    """Measure the cases whose sums are not in the folder of parts yet; what was found, and the files of all sums."""
+    paths = {case.name: (parts / f"{case.key}.npz").absolute() for case in cases}
+    waiting = [
+        Job(case.name, case.function, (*case.arguments, case.name, paths[case.name]))
+        for case in cases
+        if not CaseSums.are_in(paths[case.name], options)
+    ]
+    failures: dict[str, Failure] = {}
+    done = len(cases) - len(waiting)
+    with closing(do_jobs(waiting, executor)) as ended:
+        for job, failure in ended:
+            if failure is not None:
+                failures[job.name] = failure
+            done += 1
+            progress(done, len(cases))
+    measured = {name: path for name, path in paths.items() if name not in failures}
+    strangers = _strangers(measured)
+    usual = [name for name in measured if name not in strangers]
+    evaluation = stack_cases(usual, lambda name: CaseSums.load(measured[name]), options) if usual else None
+    notes = gather_notes({name: CaseSums.doubts_in(measured[name]) for name in usual})
+    failed = [*failures.values(), *strangers.values()]
+    return outcome_of(evaluation, failed, pairing or Pairing(()), notes), list(measured.values())
 
 
 def _strangers(measured: dict[str, Path]) -> dict[str, Failure]:

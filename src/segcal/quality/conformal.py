@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-PENALTY = 0.1  # of the standardized coefficients, in patients' worth of each hundredth of them
+PENALTY = 1.0  # of standardized coefficients, relative to the patients: each is halved, or more where features agree
 
 
 class Predicted(NamedTuple):
@@ -33,40 +33,39 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """Known cases: (case, feature) summaries, the number to predict, the scale of its errors, and who the patient is.
-
-    Scales say in which cases larger errors are to be expected; they must come from the summaries alone.
-    """
+    """Known cases: (case, feature) summaries, the number to predict, and who the patient is."""
 
     features: Array
     truth: Array
-    scale: Array
     patients: Array
 
-    def predict(self, features: Array, scale: float, level: float) -> Predicted:
+    def predict(self, features: Array, level: float) -> Predicted:
         """The number of a new patient's case, and the interval that holds it with at least this probability."""
-        value = float(_smoother(np.vstack([self.features, features]), self._weights(new=0.0))[-1, :-1] @ self.truth)
-        weights = self._weights(new=1.0)
-        hat = _smoother(np.vstack([self.features, features]), weights)
-        # The residuals with y for the new case: (1 - H)(truth, y) = a + b y.
-        rest = np.eye(len(weights)) - hat
-        scales = np.append(self.scale, scale)
-        a, b = rest[:, :-1] @ self.truth / scales, rest[:, -1] / scales
+        rows, weights = np.vstack([self.features, features]), np.append(self._weights, 0.0)
+        value = float(_fitted(rows, weights, np.append(self.truth, 0.0))[-1])
+        weights[-1] = 1.0
+        if 1 / weights.sum() > 1 - level + 1e-12:
+            return Predicted(value, -math.inf, math.inf)  # too few patients: even the worst value conforms
+        # With y for the new case the residuals are a + b y: those of the known truth, and of a 1 at the new case.
+        known, last = np.append(self.truth, 0.0), np.append(np.zeros(len(self.truth)), 1.0)
+        a, b = known - _fitted(rows, weights, known), last - _fitted(rows, weights, last)
+        # A case stands out as much as the new one where |a + b y| crosses; between crossings nothing changes.
         with np.errstate(divide="ignore", invalid="ignore"):
             crossings = np.concatenate([(a[-1] - a[:-1]) / (b[:-1] - b[-1]), -(a[-1] + a[:-1]) / (b[:-1] + b[-1])])
-        crossings = crossings[np.isfinite(crossings)]
+        crossings = np.unique(crossings[np.isfinite(crossings)])
         sizes = np.abs(a[:, None] + b[:, None] * crossings)
-        tied = 1e-9 * (1 + sizes[-1])
-        conforming = weights @ (sizes >= sizes[-1] - tied) / weights.sum()
+        conforming = weights @ (sizes >= sizes[-1] * (1 - 1e-9) - 1e-12) / weights.sum()
         kept = crossings[conforming > 1 - level + 1e-12]
-        if weights[-1] / weights.sum() > 1 - level + 1e-12 or not len(kept):
-            return Predicted(value, -math.inf, math.inf)
-        return Predicted(value, float(kept.min()), float(kept.max()))
+        if not len(kept):  # all known residuals are the same
+            return Predicted(value, value, value)
+        return Predicted(value, float(kept[0]), float(kept[-1]))
 
-    def _weights(self, new: float) -> Array:
+    @property
+    def _weights(self) -> Array:
         """One for each patient, in equal parts for its cases."""
         _, where, number = np.unique(self.patients, return_inverse=True, return_counts=True)
-        return np.append(1 / number[where], new)
+        weights: Array = 1 / number[where]
+        return weights
 
 
 def fewest_patients(level: float) -> int:
@@ -86,11 +85,11 @@ def standardized(features: Array, weights: Array) -> Array:
     return np.where(steady, 0.0, (features - mean) / np.where(steady, 1.0, deviation))
 
 
-def _smoother(features: Array, weights: Array) -> Array:
-    """H of the ridge regression with an intercept: fitted values are H @ truth."""
+def _fitted(features: Array, weights: Array, truth: Array) -> Array:
+    """What a weighted ridge regression with an intercept makes of the truth."""
     design = np.column_stack([np.ones(len(features)), standardized(features, weights)])
     penalty = np.full(design.shape[1], PENALTY * weights.sum())
     penalty[0] = 0
     weighted = design * weights[:, None]
-    found: Array = design @ np.linalg.solve(design.T @ weighted + np.diag(penalty), weighted.T)
+    found: Array = design @ np.linalg.solve(design.T @ weighted + np.diag(penalty), weighted.T @ truth)
     return found

@@ -170,6 +170,13 @@ class Prediction:
         """
         return _values(self._sources(), _WHOLE)
 
+    def slabs(self, most_voxels: int) -> Iterator[NDArray[Any]]:
+        """The values (class, part of the slowest axis, the other axes), of about so many voxels after each other."""
+        sources = self._sources()
+        axis = _slowest_axis(sources[0].view)
+        for box in _boxes_along(sources[0].view, most_voxels):
+            yield np.moveaxis(_values(sources, box), 1 + axis, 1)
+
     def rewrite(
         self, change: Change, folder: Path, root: Path, *, nifti: bool = False, most_voxels: int | None = None
     ) -> tuple[Path, ...]:
@@ -259,9 +266,14 @@ class Prediction:
         return tuple(folder / place for place in places(self._given, base, nifti=nifti))
 
 
+def _slowest_axis(view: NDArray[Any]) -> int:
+    """Of (class, x, y, z), the one of space that the file goes through last."""
+    return int(np.argmax(np.abs(view.strides[1:])))
+
+
 def _boxes_along(view: NDArray[Any], most_voxels: int) -> Iterator[tuple[slice, ...]]:
     """Boxes of about so many voxels, along the axis of (class, x, y, z) that the file goes through last."""
-    axis = int(np.argmax(np.abs(view.strides[1:])))
+    axis = _slowest_axis(view)
     length = view.shape[1 + axis]
     step = max(1, most_voxels * length // math.prod(view.shape[1:]))
     for start in range(0, length, step):

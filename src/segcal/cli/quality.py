@@ -1,0 +1,170 @@
+"""Verbs that promise: quality fit, quality apply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from segcal._io.words import counted
+from segcal.cli.app import app
+from segcal.cli.measuring import Dask, Patients, dask_cluster
+from segcal.cli.orderly import Verb, Verbs
+from segcal.cli.shown import print_json, progress_bar, refusing, say, show_failures, show_notes, show_tables
+
+if TYPE_CHECKING:
+    from segcal.evaluation.tables import Table
+    from segcal.quality.fitting import Quality
+    from segcal.quality.queue import Queue
+
+quality = typer.Typer(
+    cls=Verbs, help="Learn from labelled patients what can be promised of new ones; rank unlabelled cases for review."
+)
+app.add_typer(quality, name="quality")
+FIRST = 10  # cases of the queue that a screen shows
+
+
+@quality.command(cls=Verb)
+def fit(
+    results: Annotated[
+        Path, typer.Argument(help="Folder that `segcal evaluate` wrote, of cases that the network was not trained on.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The file to write, as quality.json.")],
+    level: Annotated[float, typer.Option(help="Share of patients that intervals hold.")] = 0.9,
+    risk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RISK=LEVEL",
+            help="Learn thresholds that keep a risk within a level: fnr=0.1 (false-negative rate), fdr=0.1 "
+            "(false-discovery rate) or dice-loss=0.2 (1 - Dice).",
+        ),
+    ] = None,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="One threshold for all cases; otherwise each has its own.")
+    ] = False,
+    patients: Patients = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the parts in which promises are tried.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the trial as JSON instead of a table.")] = False,
+) -> None:
+    """Learn intervals for Dice and volume, thresholds with a guarantee, and what usual cases look like."""
+    import json
+
+    with refusing():
+        from segcal.quality.fitting import fit_quality
+
+        name, value = _risk(risk)
+        learned = fit_quality(
+            results, out, level=level, risk=name, risk_level=value, adaptive=not fixed, patients=patients, seed=seed
+        )
+    if as_json:
+        rows = [{k: None if v != v else v for k, v in trial._asdict().items()} for trial in learned.trials]
+        print_json(json.dumps(rows, indent=2, ensure_ascii=False))
+    else:
+        show_tables([_trials(learned)], _sentences(learned))
+    say(f"what was learned is in {out}")
+
+
+def _risk(text: str | None) -> tuple[str | None, float]:
+    from segcal.errors import ConfigError
+
+    if text is None:
+        return None, 0.1
+    name, _, level = text.partition("=")
+    try:
+        return name, float(level)
+    except ValueError:
+        raise ConfigError(f"--risk must be a risk and its level, as fnr=0.1; got {text!r}.") from None
+
+
+def _trials(learned: Quality) -> Table:
+    from segcal.evaluation.tables import Cell, Table
+
+    def cells(*numbers: float) -> list[Cell]:
+        return [Cell("-" if x != x else f"{x:.3f}") for x in numbers]
+
+    headings = ("class", "cases", "coverage", "width", "error", "constant guess", "rank correlation", "risk area")
+    rows = (
+        (
+            Cell(t.class_name),
+            Cell(str(t.cases)),
+            *cells(t.coverage, t.width, t.error, t.constant_error, t.rank_correlation, t.area),
+            *cells(t.volume_coverage, t.volume_width),
+        )
+        for t in learned.trials
+    )
+    title = f"{learned.level:.0%} intervals of Dice and of volume, tried on patients that were left out"
+    return Table(title, (*headings, "volume: coverage", "volume: width"), tuple(rows))
+
+
+def _sentences(learned: Quality) -> list[str]:
+    told = [
+        "Error: mean absolute, of predicted Dice; constant guess: that of the median Dice. Risk area: under the curve of "
+        "1 - Dice over the share of cases that are kept. Width of volumes: relative to their mean."
+    ]
+    found = learned.guarantee
+    if found is not None:
+        from segcal.quality.risk import NAMES
+
+        kind = "each case has its own threshold" if found.adaptive else "one threshold"
+        each = ", ".join(f"{name} {x.risk:.3f}" for name, x in zip(learned.classes, found.learned, strict=True))
+        told.append(f"{NAMES[found.risk]} at most {found.level:g} on average over patients ({kind}); here: {each}.")
+    return told
+
+
+@quality.command(cls=Verb)
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="QUALITY", help="What `quality fit` wrote.")],
+    predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results; started again, it goes on there.")],
+    calibrator: Annotated[
+        Path | None, typer.Option(help="The calibrator that was learned with, if it is no longer in its place.")
+    ] = None,
+    patients: Patients = None,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Also write statistics/CASE.json, with volumes in mm3.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
+    dask: Dask = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print queue.json instead of a table.")] = False,
+) -> None:
+    """Predict Dice and volumes of cases without labels, with intervals; flag them, and rank them for review."""
+    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+        from segcal.quality.applying import apply_quality
+
+        with progress_bar("cases") as advance:
+            queue = apply_quality(
+                file, predictions, out, calibrator=calibrator, patients=patients, statistics=statistics,
+                workers=workers, executor=dask_cluster(dask), progress=advance,
+            )  # fmt: skip
+    show_failures(queue.failures)
+    show_notes(queue.notes)
+    if as_json:
+        print_json((out / "queue.json").read_text(encoding="utf-8"))
+    else:
+        _show_queue(queue)
+    say(f"the queue is {out / 'queue.csv'}, and {out / 'queue.html'} to look at")
+    if queue.failures:
+        raise typer.Exit(1)
+
+
+def _show_queue(queue: Queue) -> None:
+    from segcal.evaluation.tables import ALL_CLASSES, Cell, Table
+    from segcal.quality.queue import NO_GUARANTEE
+
+    cases = {row.case: row.rank for row in queue.rows}
+    headings = ("rank", "case", "class", "predicted Dice", "interval", "volume, ml", "interval, ml", "flags")
+    rows = tuple(
+        tuple(map(Cell, (
+            str(row.rank), row.case, row.class_name, f"{row.predicted_dice:.3f}",
+            f"{row.dice_low:.3f} to {row.dice_high:.3f}", f"{row.volume_ml:.2f}",
+            f"{row.volume_low_ml:.2f} to {row.volume_high_ml:.2f}", row.flags,
+        )))
+        for row in queue.rows if row.rank <= FIRST
+    )  # fmt: skip
+    whole = next(each for each in queue.cohort if each.class_name is None)
+    told = [f"Mean Dice of {ALL_CLASSES} to be expected: {whole.value:.3f} ({whole.low:.3f} to {whole.high:.3f})."]
+    if queue.shifted:
+        told += [NO_GUARANTEE, *queue.shifted]
+    shown = min(FIRST, len(cases))
+    show_tables([Table(f"{counted(len(cases), 'case')}, the first {shown} to look at", headings, rows, names=3)], told)

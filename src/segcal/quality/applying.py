@@ -1,0 +1,142 @@
+"""Promises on cases without labels: `segcal quality apply`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from segcal import __version__
+from segcal._io.files import stay_outside
+from segcal._io.jobs import Executor, Pool, keep_only, key_of, open_parts, stamp, threads_of, unchanged
+from segcal.calibrators import load_calibrator
+from segcal.errors import ConfigError, FileError
+from segcal.evaluation.cohort import CaseJob, Progress, measure_parts
+from segcal.evaluation.measure import measure_prediction
+from segcal.evaluation.options import Options
+from segcal.quality.fitting import Quality, load_quality
+from segcal.quality.page import write_queue
+from segcal.quality.queue import Queue, make_queue
+from segcal.volumes import PredictionFiles, find_predictions
+
+
+def apply_quality(
+    quality: str | os.PathLike[str] | Quality,
+    predictions: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    calibrator: str | os.PathLike[str] | None = None,
+    patients: str | None = None,
+    statistics: bool = False,
+    workers: int = 1,
+    executor: Executor | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Queue:
+    """Predict Dice and volumes of cases without labels, with intervals, and rank the cases for review.
+
+    Writes queue.csv, queue.json and queue.html. Predictions are read as those were that the quality file was learned
+    from. A case that cannot be read is a failure with a sentence; it does not stop the others. Interrupted and called
+    again, it goes on. ConfigError where the predictions have other classes, or another calibrator was learned with.
+
+    quality: what `fit_quality` learned, or its file.
+    predictions: folder of probability maps, or one file, as `evaluate` takes them.
+    out: folder for the results, outside of the predictions.
+    calibrator: file of the calibrator that was used for learning, where it is no longer in its place.
+    patients: which cases are one patient's, as `compare` takes it.
+    statistics: also write statistics/CASE.json with the volume in mm3 and the promises of each class.
+    workers: processes, each with one case at a time.
+    executor: measures cases elsewhere, in place of the workers, as `segcal.adapters.dask.DaskCluster`.
+    progress: called with the number of cases that are done, and of all.
+
+    >>> import tempfile, numpy as np
+    >>> from segcal import evaluate, fit_quality
+    >>> folder, draw = Path(tempfile.mkdtemp()), np.random.default_rng(0)
+    >>> (folder / "maps").mkdir(), (folder / "labels").mkdir()
+    (None, None)
+    >>> for case in range(12):
+    ...     foreground = draw.random((8, 8, 8), np.float32)
+    ...     np.save(folder / "maps" / f"case_{case}.npy", np.stack([1 - foreground, foreground]))
+    ...     np.save(folder / "labels" / f"case_{case}.npy", (draw.random((8, 8, 8)) < foreground).astype(np.uint8))
+    >>> quality = fit_quality(evaluate(folder / "maps", folder / "labels", folder / "results").evaluation)
+    >>> queue = apply_quality(quality, folder / "maps" / "case_0.npy", folder / "queue")
+    >>> [row.case for row in queue.rows], sorted(path.name for path in (folder / "queue").glob("*.*"))
+    (['case_0'], ['.parts', 'queue.csv', 'queue.html', 'queue.json'])
+    """
+    learned = quality if isinstance(quality, Quality) else load_quality(quality)
+    source, out = Path(predictions), Path(out)
+    stay_outside(out, source, "predictions")
+    options = _with_calibrator(learned.options, calibrator)
+    classes = _channels(learned)
+    threads = threads_of(workers) if executor is None else 1
+    cases = [
+        CaseJob(
+            files.name,
+            key_of(__version__, files.name, [stamp(path) for path in files.predictions], asdict(options)),
+            _measure_files,
+            (files if executor is None else _absolute(files), options, classes, threads),
+        )
+        for files in find_predictions(source, classes=classes)
+    ]
+    with open_parts(out) as parts:
+        outcome, kept = measure_parts(cases, options, parts, executor=executor or Pool(workers), progress=progress)
+        found = outcome.evaluation.foreground()
+        if found.classes != learned.classes:
+            raise ConfigError(
+                f"predictions must have the classes {', '.join(learned.classes)} that the quality file was learned "
+                f"for; they have {', '.join(found.classes)}."
+            )
+        queue = replace(
+            make_queue(learned, found, patients=patients), failures=tuple(outcome.failures), notes=outcome.notes
+        )
+        write_queue(queue, out, statistics=statistics)
+        keep_only(parts, kept)
+    return queue
+
+
+def _channels(quality: Quality) -> int | None:
+    """Of the predictions; None where classes are unions of channels."""
+    if quality.options.regions is not None:
+        return None if not quality.options.sigmoid else len(quality.classes)
+    single = quality.options.sigmoid or len(quality.classes) == 1
+    return None if single else len(quality.classes) + 1
+
+
+def _with_calibrator(options: Options, given: str | os.PathLike[str] | None) -> Options:
+    """With a calibrator's file of the fingerprint that was learned with."""
+    wanted = options.calibrator_fingerprint
+    if wanted is None:
+        if given is not None:
+            raise ConfigError(
+                "the quality file was learned without a calibrator; leave out --calibrator, or evaluate with it and "
+                "learn again."
+            )
+        return options
+    path = os.path.abspath(given or options.calibrator or "")
+    try:
+        found = load_calibrator(path).fingerprint
+    except (FileError, OSError) as error:
+        if given is not None:
+            raise
+        raise ConfigError(
+            f"the quality file was learned with a calibrator, which must be given with --calibrator: {path} cannot be "
+            f"read."
+        ) from error
+    if found != wanted:
+        raise ConfigError(
+            f"the calibrator must be the one that the quality file was learned with; {path} is another one."
+        )
+    return replace(options, calibrator=path)
+
+
+def _absolute(files: PredictionFiles) -> PredictionFiles:
+    """Elsewhere, another folder may be the current one."""
+    reference = None if files.reference is None else files.reference.absolute()
+    return replace(files, predictions=tuple(path.absolute() for path in files.predictions), reference=reference)
+
+
+def _measure_files(
+    files: PredictionFiles, options: Options, classes: int | None, threads: int, name: str, path: Path
+) -> None:
+    with unchanged(files.predictions):
+        sums, doubts = measure_prediction(files, options, classes=classes, threads=threads)
+    sums.save(path, name, files.predictions, doubts=doubts)
