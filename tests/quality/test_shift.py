@@ -56,6 +56,6 @@ def test_features_that_never_change_say_nothing():
 
 
 def test_more_unlike_cases_than_chance_shows():
-    assert not too_many_unlike(0, 10)
-    assert not too_many_unlike(1, 10)  # 1 of 10 happens in 18 % of usual cohorts
-    assert too_many_unlike(3, 10)
+    assert not too_many_unlike(0, 10, 0.05)
+    assert not too_many_unlike(2, 10, 0.05)  # 2 of 10 happen in 9 % of usual cohorts, 3 in 1.2 %, 4 in 0.1 %
+    assert too_many_unlike(4, 10, 0.05)

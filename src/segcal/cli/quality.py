@@ -99,7 +99,7 @@ def _trials(learned: Quality) -> Table:
 
 def _sentences(learned: Quality) -> list[str]:
     told = [
-        "Error: mean absolute, of predicted Dice; constant guess: that of the median Dice. Risk area: under the curve of "
+        "Error: mean absolute, of predicted Dice; constant guess: of the median Dice. Risk area: under the curve of "
         "1 - Dice over the share of cases that are kept. Width of volumes: relative to their mean."
     ]
     found = learned.guarantee

@@ -15,7 +15,7 @@ from segcal.evaluation.intervals import patients_of
 from segcal.evaluation.outcome import Note
 from segcal.quality.fitting import Quality
 from segcal.quality.promises import Promises
-from segcal.quality.shift import CASE_LEVEL, Moved, moved_summaries, p_values, too_many_unlike
+from segcal.quality.shift import Moved, case_level, moved_summaries, p_values, too_many_unlike
 from segcal.quality.summaries import NAMES, Summaries, summaries_of
 
 Array = NDArray[Any]
@@ -140,15 +140,21 @@ def _flags(quality: Quality, summaries: Summaries, likeness: Array) -> list[list
     tiny = summaries.features[..., _VOLUME] < known[..., _VOLUME].min(0) + np.log(0.5)
     broken = summaries.largest < known[..., _LARGEST].min(0) - 0.05  # false where it is not known
     empty = summaries.decided == 0
+    level = _usual(quality)
     found = []
     for i in range(len(likeness)):
-        whole = [UNLIKE] if likeness[i] <= CASE_LEVEL else []
+        whole = [UNLIKE] if likeness[i] <= level else []
         found.append([
             [name for name, where in ((EMPTY, empty), (TINY, tiny & ~empty), (FRAGMENTED, broken)) if where[i, c]]
             + whole
             for c in range(empty.shape[1])
         ])  # fmt: skip
     return found
+
+
+def _usual(quality: Quality) -> float:
+    """Share of usual cases that are called unlike the reference."""
+    return case_level(len(np.unique(quality.reference.patients)))
 
 
 def _mean(values: Array) -> Array:
@@ -174,10 +180,11 @@ def _shifted(
 ) -> tuple[str, ...]:
     """Sentences on how the cohort differs from the reference."""
     told = []
-    unlike = likeness <= CASE_LEVEL
-    if too_many_unlike(int(unlike.sum()), len(unlike)):
+    usual = _usual(quality)
+    unlike = likeness <= usual
+    if too_many_unlike(int(unlike.sum()), len(unlike), usual):
         told.append(
-            f"{unlike.sum()} of {len(unlike)} cases are unlike the reference, where {CASE_LEVEL:.0%} would be usual."
+            f"{unlike.sum()} of {len(unlike)} cases are unlike the reference, where {usual:.0%} would be usual."
         )
     reference = quality.reference
     moved = moved_summaries(

@@ -19,7 +19,7 @@ from segcal.quality.conformal import standardized
 
 Array = NDArray[Any]
 
-CASE_LEVEL = 0.02  # share of usual cases that are called unlike the reference
+CASE_LEVEL = 0.05  # share of usual cases that are called unlike the reference
 COHORT_LEVEL = 0.01  # share of usual cohorts
 _PENALTY = 0.05  # keeps summaries that nearly depend on each other from standing out by rounding
 
@@ -71,6 +71,15 @@ def moved_summaries(reference: Array, new: Array, *, level: float = COHORT_LEVEL
     return found
 
 
-def too_many_unlike(unlike: int, cases: int, *, level: float = COHORT_LEVEL) -> bool:
-    """Whether more cases are unlike the reference than chance would show in a usual cohort."""
-    return bool(stats.binom.sf(unlike - 1, cases, CASE_LEVEL) <= level) if unlike else False
+def case_level(patients: int) -> float:
+    """Share of usual cases that are called unlike a reference of so many patients: with few, no smaller one is seen.
+
+    >>> case_level(60), case_level(9)
+    (0.05, 0.1)
+    """
+    return max(CASE_LEVEL, 1 / (patients + 1))
+
+
+def too_many_unlike(unlike: int, cases: int, usual: float, *, level: float = COHORT_LEVEL) -> bool:
+    """Whether more cases are unlike the reference than chance would show where `usual` is the share to be expected."""
+    return bool(stats.binom.sf(unlike - 1, cases, usual) <= level) if unlike else False
