@@ -247,16 +247,17 @@ class _Measured:
 
 
 def _measure(seeds: Sequence[Evaluation], weights: Tensor, draws: int, seed: int) -> _Measured:
+    """Of all classes that `match` left, the background among them if it was asked for."""
     macros: list[dict[Key, Tensor]] = [
-        {("macro", *key): values for key, values in part.case_values().items()} for part in seeds
+        {("macro", *key): values for key, values in part.case_values(background=True).items()} for part in seeds
     ]
     coarse = [_coarse(part) for part in seeds]
-    micros = [part.micro_values() for part in coarse]
+    micros = [part.micro_values(background=True) for part in coarse]
     return _Measured(
         by_case=_mean_of_seeds(macros),
         micro=_mean_of_seeds(micros),
-        drawn=_mean_of_seeds([part.micro_values(weights) for part in coarse]),
-        distances=_mean_of_seeds([part.micro_distances(weights) for part in coarse]),
+        drawn=_mean_of_seeds([part.micro_values(weights, background=True) for part in coarse]),
+        distances=_mean_of_seeds([part.micro_distances(weights, background=True) for part in coarse]),
         floor=_mean_of_seeds([_floor(part.statistics, part.classes, draws, seed) for part in coarse]),
         cases=len(seeds[0].cases),
         each_seed=[macro | one for macro, one in zip(macros, micros, strict=True)],
@@ -310,7 +311,9 @@ def _shifts(both: Evaluation, tossed: Tensor) -> dict[Key, Tensor]:
     found: dict[Key, list[Tensor]] = defaultdict(list)
     for start in range(0, len(tossed), TOGETHER):
         some = tossed[start : start + TOGETHER]
-        first, second = (both.micro_values(torch.cat(pair, 1)) for pair in ((1 - some, some), (some, 1 - some)))
+        first, second = (
+            both.micro_values(torch.cat(pair, 1), background=True) for pair in ((1 - some, some), (some, 1 - some))
+        )
         for key, values in first.items():
             found[key].append(values - second[key])
     return {key: torch.cat(values) for key, values in found.items()}
