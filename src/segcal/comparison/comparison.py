@@ -157,20 +157,12 @@ def compare(
     draws: of labels, for the floor.
     seed: of all random numbers.
 
-    >>> from segcal import OverlapCounts, ScoreSums, bin_statistics
-    >>> labels = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    >>> from segcal import EvaluationAccumulator
     >>> def measured(sure):
-    ...     there = torch.full((2, 4), sure)
-    ...     probabilities = torch.stack([1 - there, there], dim=1)
-    ...     return Evaluation(
-    ...         bin_statistics(probabilities, labels, bins=1200),
-    ...         OverlapCounts.of_classes(probabilities, labels),
-    ...         ScoreSums.of_classes(probabilities, labels),
-    ...         None,
-    ...         cases=("one", "two"),
-    ...         classes=("background", "liver"),
-    ...         has_background=True,
-    ...     )
+    ...     there, accumulator = torch.full((2, 4), sure), EvaluationAccumulator()
+    ...     labels = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    ...     accumulator.update(torch.stack([1 - there, there], dim=1), labels, ["one", "two"])
+    ...     return accumulator.compute()
     >>> comparison = compare({"baseline": measured(0.9), "calibrated": measured(0.7)}, resamples=10, draws=1)
     >>> round(comparison.find("calibrated", metric="ace").value, 3)  # of 0.5 and 0.75
     0.125
