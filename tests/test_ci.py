@@ -64,6 +64,7 @@ def test_every_stage_runs_once_and_its_output_is_printed_whole(ci):
     assert sorted((ci / "begun").read_text().split()) == sorted(STAGES)
     for name in STAGES:
         assert re.search(rf"=== {name}: passed after \d+ s\n{name} begins\n{name} ends\n", said), said
+        assert re.search(rf"^{name} \d+\.\d+ \d+\.\d+ \d+\.\d+$", said, re.MULTILINE), said
     assert not list((ci.parent / "tmp").iterdir())
 
 
