@@ -3,10 +3,12 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 PROCESSES ?= 2
-PEERS = lightning nnunet notebook triton
-PAGES = lightning nnunet
+PEERS = others nnunet
+ADAPTERS = triton nnunet notebook lightning dask triton_numbers
+EXTRAS_others = docs,lightning,notebook,triton
+EXTRAS_nnunet = nnunet
 
-.PHONY: setup browser demo test test-adapters docs wheel lint bench clean
+.PHONY: setup browser demo test test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench clean
 
 setup: $(READY)
 
@@ -27,25 +29,30 @@ browser:
 test: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
-# With clusters and frameworks of others, which take their time; the heaviest have environments of their own.
-test-adapters: setup $(PEERS:%=.peers/%/ready)
-	$(BIN)/python -m pytest -m peers tests/adapters
-	for peer in $(PEERS); do .peers/$$peer/bin/python -m pytest -m peers tests/adapters/test_$$peer*.py || exit 1; done
+# With clusters and frameworks of others, which take their time: files side by side, the longest first, each in a process
+# of its own, since Triton's interpreter changes all of one. nnU-Net brings a torchvision that others must not find.
+test-adapters: peers
+	$(MAKE) --no-print-directory --jobs $(PROCESSES) --output-sync $(ADAPTERS:%=test-%)
+
+$(ADAPTERS:%=test-%): test-%:
+	OMP_NUM_THREADS=1 .peers/$(if $(filter nnunet,$*),nnunet,others)/bin/python -m pytest -m peers tests/adapters/test_$*.py
+
+peers: $(PEERS:%=.peers/%/ready)
 
 .peers/%/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .peers/$*
-	.peers/$*/bin/pip install --quiet --constraint constraints.txt --editable ".[$*,test,train]"
+	.peers/$*/bin/pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS_$*),test,train]"
 	[ $* != nnunet ] || .peers/$*/bin/python -c "import torchvision" 2>/dev/null || \
 		.peers/$*/bin/pip install --quiet --no-deps torchvision==0.16.2 # built for CUDA; this one imports without
 	touch $@
 
-# The site, in build/site; then every block of code in it, but those marked with a reason. Two pages need more.
-docs: .peers/docs/ready $(PAGES:%=.peers/%/ready)
-	NO_MKDOCS_2_WARNING=1 .peers/docs/bin/mkdocs build --strict
+# The site, in build/site; then every block of code in it, but those marked with a reason.
+docs: peers
+	NO_MKDOCS_2_WARNING=1 .peers/others/bin/mkdocs build --strict
 	@grep -rn "not run:" README.md docs --include "*.md"
-	OMP_NUM_THREADS=1 .peers/docs/bin/python -m pytest -m peers --numprocesses $(PROCESSES) tests/docs
-	for page in $(PAGES); do OMP_NUM_THREADS=1 .peers/$$page/bin/python -m pytest -m peers tests/docs/test_blocks.py \
-		-k "run_in_order and docs/$$page.md" || exit 1; done
+	OMP_NUM_THREADS=1 .peers/others/bin/python -m pytest -m peers --numprocesses $(PROCESSES) tests/docs
+	OMP_NUM_THREADS=1 .peers/nnunet/bin/python -m pytest -m peers tests/docs/test_blocks.py \
+		-k "run_in_order and docs/nnunet.md"
 
 # The distribution, tried in environments that have nothing else.
 wheel:

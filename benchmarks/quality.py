@@ -327,7 +327,8 @@ def shift_rows(work: Path, name: str, study: Path, data: Path | None, method: st
                 unlike.append(np.mean(["unlike" in row.flags for row in queue.rows]))
             yield {
                 "dataset": name, "seed": seed, "disturbed": kind, "dice": float(np.nanmean(truth)),
-                "off": float(np.mean(off)), "inside": np.mean(inside), "called_shifted": np.mean(said), "inside_or_called_shifted": np.mean(safe),
+                "off": float(np.mean(off)), "inside": np.mean(inside), "called_shifted": np.mean(said),
+                "inside_or_called_shifted": np.mean(safe),
                 "cases_called_unlike": float(np.mean(unlike)),
             }  # fmt: skip
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import segcal
 
@@ -14,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
 import import_graph
 
+ROOT = Path(__file__).parents[1]
 HEIGHT = {name: height for height, layer in enumerate(import_graph.LAYERS) for name in layer}
 SPINE = {name for name in HEIGHT if HEIGHT[name] <= HEIGHT["losses"]} - {"volumes"}
 SPINE_NEEDS = {"torch", "numpy", "numba", "triton", "filelock"}  # beyond the standard library
@@ -60,6 +63,25 @@ def test_the_rules_see_imports_inside_functions_and_circles(tmp_path, monkeypatc
 def test_the_picture_of_imports_is_current():
     told = "run python docs/import_graph.py"
     assert import_graph.PICTURE.read_text(encoding="utf-8") == import_graph.draw(), told
+
+
+def test_the_command_line_has_a_module_for_each_package_with_commands():
+    packages = {path.parent.name for path in (ROOT / "src" / "segcal").glob("*/__init__.py")} - {"cli"}
+    with_commands = {
+        path.stem for path in (ROOT / "src" / "segcal" / "cli").glob("*.py") if "command(cls" in path.read_text()
+    }
+    assert with_commands <= packages
+
+
+def test_the_map_of_packages_has_the_commands_in_the_order_of_help():
+    from segcal.cli import app
+
+    table = re.findall(
+        r"^\| `.* \| (`[^|]+`) \|$", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    told = [name for cell in table for name in re.findall(r"`([a-z-]+)`", cell)]  # not `calibrate methods`
+    group = typer.main.get_command(app)
+    assert told == group.list_commands(typer.Context(group))
 
 
 @pytest.mark.parametrize("name", segcal.__all__)

@@ -44,7 +44,7 @@ def evaluation():
 
 @pytest.fixture(scope="module")
 def rows(evaluation):
-    found = evaluation.foreground().summary()
+    found = evaluation.summary()
     return {(r.cases, r.average, r.label, r.metric): r for r in found}
 
 
@@ -92,7 +92,7 @@ CASE_AND_CLASS = {
 @pytest.mark.parametrize("name", CASE_AND_CLASS)
 def test_of_one_case(evaluation, name):
     label, metric, expected = CASE_AND_CLASS[name]
-    found = evaluation.foreground().case_values()[label, metric].tolist()
+    found = evaluation.case_values()[label, metric].tolist()
     assert found == pytest.approx(expected, nan_ok=True)
 
 

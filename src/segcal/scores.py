@@ -47,6 +47,55 @@ class ClassSums:
         """Of the sums, in the order of the constructor."""
         return tuple(field.name for field in fields(cls))
 
+    @classmethod
+    def of_classes(
+        cls,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        activation: OfClasses = "none",
+        mask: Tensor | None = None,
+        ignore_index: int | None = None,
+    ) -> Self:
+        """Of exclusive classes.
+
+        Errors are those of `bin_statistics`; RangeError, too, where the probabilities of a voxel do not sum to 1.
+
+        inputs: (case, class, ...), probabilities or logits of two classes or more.
+        labels: as `bin_statistics` takes them.
+        activation: "none" if the inputs are probabilities, "softmax" if they are logits.
+        mask: voxels where it is 0 are left out.
+        ignore_index: voxels with this label are left out.
+        """
+        return cls._of(_read(inputs, labels, activation, mask, ignore_index, exclusive=True), activation)
+
+    @classmethod
+    def of_regions(
+        cls,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        activation: OfRegions = "none",
+        mask: Tensor | None = None,
+        ignore_index: int | None = None,
+    ) -> Self:
+        """Of classes that may overlap, each by itself.
+
+        Errors are those of `bin_statistics`.
+
+        inputs: (case, class, ...), probabilities or logits.
+        labels: a channel per class, or an integer map where no two classes overlap in the labels.
+        activation: "none" if the inputs are probabilities, "sigmoid" if they are logits.
+        mask: voxels where it is 0 are left out.
+        ignore_index: voxels with this label are left out.
+        """
+        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=False)
+        return cls._of(voxels, activation, exclusive=False)
+
+    @classmethod
+    def _of(cls, voxels: Voxels, activation: Activation, *, exclusive: bool = True) -> Self:
+        raise NotImplementedError
+
 
 _Sums = TypeVar("_Sums", bound=ClassSums)
 
@@ -66,8 +115,9 @@ def concatenate_sums(parts: Iterable[_Sums]) -> _Sums:
 class OverlapCounts(ClassSums):
     """Voxels that are predicted to be of a class, that are of it, and both; each (case, class), float64.
 
-    They add up over voxels, cases and processes. `dice` works out the coefficient. Counts whose shapes differ are a
-    ShapeError.
+    Of exclusive classes a voxel is predicted to be of its most probable one (the first, among equals); one that may
+    overlap others is predicted where its probability is at least 1/2. The counts add up over voxels, cases and
+    processes. `dice` works out the coefficient. Counts whose shapes differ are a ShapeError.
 
     predicted: voxels that are predicted to be of the class.
     true: voxels whose label is the class.
@@ -82,58 +132,16 @@ class OverlapCounts(ClassSums):
     true: Tensor
     both: Tensor
 
-    @staticmethod
-    def of_classes(
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        activation: OfClasses = "none",
-        mask: Tensor | None = None,
-        ignore_index: int | None = None,
-    ) -> OverlapCounts:
-        """Of exclusive classes: a voxel is predicted to be of its most probable one (the first, among equals).
-
-        Errors are those of `bin_statistics`; RangeError, too, where the probabilities of a voxel do not sum to 1.
-
-        inputs: (case, class, ...), probabilities or logits of two classes or more.
-        labels: as `bin_statistics` takes them.
-        activation: "none" if the inputs are probabilities, "softmax" if they are logits.
-        mask: voxels where it is 0 are left out.
-        ignore_index: voxels with this label are left out.
-        """
-        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=True)
-        best = voxels.inputs.argmax(1, keepdim=True)
-        decided = torch.zeros_like(voxels.inputs).scatter_(1, best, 1.0)
-        return OverlapCounts._of_decisions(voxels._replace(inputs=decided), exclusive=True)
-
-    @staticmethod
-    def of_regions(
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        activation: OfRegions = "none",
-        mask: Tensor | None = None,
-        ignore_index: int | None = None,
-    ) -> OverlapCounts:
-        """Of classes that may overlap: each is predicted where its probability is at least 1/2.
-
-        Errors are those of `bin_statistics`.
-
-        inputs: (case, class, ...), probabilities or logits.
-        labels: a channel per class, or an integer map where no two classes overlap in the labels.
-        activation: "none" if the inputs are probabilities, "sigmoid" if they are logits.
-        mask: voxels where it is 0 are left out.
-        ignore_index: voxels with this label are left out.
-        """
-        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=False)
-        decided = (voxels.inputs >= (0.0 if activation == "sigmoid" else 0.5)).to(voxels.inputs)
-        return OverlapCounts._of_decisions(voxels._replace(inputs=decided), exclusive=False)
-
-    @staticmethod
-    def _of_decisions(decided: Voxels, *, exclusive: bool) -> OverlapCounts:
-        """Of zeros and ones: sums of their squares, of labels, and of both multiplied."""
-        sums = _class_sums(decided, exclusive=exclusive)
-        return OverlapCounts(sums[..., PROBABILITY_SQUARED], sums[..., LABEL], sums[..., INTERSECTION])
+    @classmethod
+    def _of(cls, voxels: Voxels, activation: Activation, *, exclusive: bool = True) -> Self:
+        """From decisions, zeros and ones: sums of their squares, of labels, and of both multiplied."""
+        if exclusive:
+            best = voxels.inputs.argmax(1, keepdim=True)
+            decided = torch.zeros_like(voxels.inputs).scatter_(1, best, 1.0)
+        else:
+            decided = (voxels.inputs >= (0.0 if activation == "sigmoid" else 0.5)).to(voxels.inputs)
+        sums = _class_sums(voxels._replace(inputs=decided), exclusive=exclusive)
+        return cls(sums[..., PROBABILITY_SQUARED], sums[..., LABEL], sums[..., INTERSECTION])
 
 
 def dice(counts: OverlapCounts) -> Tensor:
@@ -172,49 +180,13 @@ class ScoreSums(ClassSums):
     log_loss: Tensor
     voxels: Tensor
 
-    @staticmethod
-    def of_classes(
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        activation: OfClasses = "none",
-        mask: Tensor | None = None,
-        ignore_index: int | None = None,
-    ) -> ScoreSums:
-        """Of exclusive classes, each against the rest.
-
-        Errors are those of `bin_statistics`; RangeError, too, where the probabilities of a voxel do not sum to 1.
-
-        inputs: (case, class, ...), probabilities or logits of two classes or more.
-        labels: as `bin_statistics` takes them.
-        activation: "none" if the inputs are probabilities, "softmax" if they are logits.
-        mask: voxels where it is 0 are left out.
-        ignore_index: voxels with this label are left out.
-        """
-        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=True)
-        return _against_rest(_activated(voxels, activation), exclusive=True)
-
-    @staticmethod
-    def of_regions(
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        activation: OfRegions = "none",
-        mask: Tensor | None = None,
-        ignore_index: int | None = None,
-    ) -> ScoreSums:
-        """Of classes that may overlap, each by itself.
-
-        Errors are those of `bin_statistics`.
-
-        inputs: (case, class, ...), probabilities or logits.
-        labels: a channel per class, or an integer map where no two classes overlap in the labels.
-        activation: "none" if the inputs are probabilities, "sigmoid" if they are logits.
-        mask: voxels where it is 0 are left out.
-        ignore_index: voxels with this label are left out.
-        """
-        voxels = _read(inputs, labels, activation, mask, ignore_index, exclusive=False)
-        return _against_rest(_activated(voxels, activation), exclusive=False)
+    @classmethod
+    def _of(cls, voxels: Voxels, activation: Activation, *, exclusive: bool = True) -> Self:
+        """Of each class against the rest: the log loss where it is there, and where it is not."""
+        voxels = _activated(voxels, activation)
+        sums = _class_sums(voxels, exclusive=exclusive)
+        absent = [_absent_log_loss(voxels, c) for c in range(voxels.inputs.shape[1])]
+        return cls(squared_error(sums), sums[..., CROSS_ENTROPY] + torch.cat(absent, 1), sums[..., VOXELS])
 
     @staticmethod
     def joint_of_classes(
@@ -266,14 +238,6 @@ def nll(scores: ScoreSums) -> Tensor:
     tensor([[0.6931]], dtype=torch.float64)
     """
     return _per_voxel(scores.log_loss, scores)
-
-
-def _against_rest(voxels: Voxels, *, exclusive: bool) -> ScoreSums:
-    """Scores of each class against the rest: the log loss where it is there, and where it is not."""
-    sums = _class_sums(voxels, exclusive=exclusive)
-    absent = [_absent_log_loss(voxels, c) for c in range(voxels.inputs.shape[1])]
-    log_loss = sums[..., CROSS_ENTROPY] + torch.cat(absent, 1)
-    return ScoreSums(squared_error(sums), log_loss, sums[..., VOXELS])
 
 
 def _absent_log_loss(voxels: Voxels, c: int) -> Tensor:

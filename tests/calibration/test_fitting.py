@@ -183,7 +183,7 @@ def test_evaluating_through_a_calibrator_is_evaluating_the_maps_it_writes(folder
     plain = evaluate(folder / "probabilities", folder / "labels", folder / "p")
     for metric in ("ace", "nll", "dice"):
         one, other, before = (
-            outcome.evaluation.foreground().case_values()[None, metric].numpy() for outcome in (through, written, plain)
+            outcome.evaluation.case_values()[None, metric].numpy() for outcome in (through, written, plain)
         )
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
         if metric == "dice":

@@ -618,7 +618,7 @@ def test_a_notebook_shows_evaluations_comparisons_and_figures(methods, compariso
     text = evaluation._repr_html_()
     assert "&lt;b&gt;odd&lt;/b&gt;" in text
     assert "<b>odd" not in text
-    (row,) = (row for row in evaluation.foreground().summary() if row[:5] == ("all", "macro", "mean", None, "ace"))
+    (row,) = (row for row in evaluation.summary() if row[:5] == ("all", "macro", "mean", None, "ace"))
     assert f"{row.value:.4f} ± {row.std:.4f}" in text
     shown = comparison._repr_html_()
     assert all(f"<th>{method}</th>" in shown for method in comparison.methods)

@@ -23,7 +23,8 @@ def found():
 
 
 def test_the_summary_is_the_same(found):
-    assert to_markdown(summary_table(found["sharp"])) + "\n" == (GOLDEN / "sharp.md").read_text(encoding="utf-8")
+    table = summary_table(found["sharp"], background=True)
+    assert to_markdown(table) + "\n" == (GOLDEN / "sharp.md").read_text(encoding="utf-8")
 
 
 def test_the_comparison_is_the_same(found, tmp_path):

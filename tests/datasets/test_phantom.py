@@ -87,7 +87,7 @@ def test_the_true_probabilities_are_calibrated(phantom, tmp_path):
     outcome = evaluate(phantom / "probabilitiesTr", phantom / "labelsTr", tmp_path / "out")
     assert outcome.failures == []
     assert len(outcome.evaluation.cases) == CASES
-    rows = [row for row in outcome.evaluation.foreground().summary() if row.metric == "ece" and row.cases == "all"]
+    rows = [row for row in outcome.evaluation.summary() if row.metric == "ece" and row.cases == "all"]
     errors = {row.label: row.value for row in rows if row.average == "micro pooled"}
     maps, _ = probabilities_and_labels(phantom)
     for value, name in enumerate(("organ", "core", "vessel"), start=1):

@@ -2,10 +2,11 @@
 
 import json
 
+import cohorts
 import nibabel
 import numpy as np
 import pytest
-from cohorts import SHAPE, make_case
+from cohorts import SHAPE, make_case, run, write_cohort
 from typer.testing import CliRunner
 
 from segcal import Evaluation, ReadOptions, evaluate
@@ -16,23 +17,12 @@ AFFINE = np.array([[-1.5, 0, 0, 40], [0, 1.5, 0, 7], [0, 0, 3, 11], [0, 0, 0, 1.
 
 
 def save(path, array, affine=AFFINE):
-    path.parent.mkdir(exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(array, affine), path)
+    cohorts.save(path, array, affine)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three cases of three classes."""
-    for i in range(3):
-        probabilities, labels = make_case(i)
-        save(tmp_path / "P" / f"case_{i}.nii.gz", probabilities)
-        save(tmp_path / "L" / f"case_{i}.nii.gz", labels)
-    return tmp_path
-
-
-def run(folder, *options, out="out"):
-    arguments = ["evaluate", str(folder / "P"), str(folder / "L"), "--out", str(folder / out), *options]
-    return CliRunner().invoke(app, arguments)
+    return write_cohort(tmp_path, 3, AFFINE)
 
 
 def notes(folder, out="out"):

@@ -45,8 +45,23 @@ def make(cases=3, classes=3, voxels=400, seed=0, absent=()):
     return evaluation, probabilities, labels
 
 
-def rows_of(evaluation):
-    return {(r.cases, r.average, r.label, r.metric): r for r in evaluation.summary()}
+def rows_of(evaluation, *, background=False):
+    return {(r.cases, r.average, r.label, r.metric): r for r in evaluation.summary(background=background)}
+
+
+def test_the_background_counts_in_no_mean_unless_asked():
+    evaluation, probabilities, labels = make()
+    errors = ace(bin_statistics(probabilities, labels, bins=20))
+    pooled = ace(bin_statistics(probabilities, labels, bins=20).pool("case"))
+    plain, asked = rows_of(evaluation), rows_of(evaluation, background=True)
+    assert {label for _, _, label, _ in plain} == {"liver", "tumour", None}
+    assert plain["all", "macro", None, "ace"].value == pytest.approx(errors[:, 1:].mean().item())
+    assert plain["all", "micro pooled", None, "ace"].value == pytest.approx(pooled[0, 1:].mean().item())
+    assert evaluation.means()["macro", "ace"] == plain["all", "macro", None, "ace"].value
+    assert evaluation.case_values()[None, "ace"].tolist() == pytest.approx(errors[:, 1:].mean(1).tolist())
+    assert asked["all", "macro", "background", "ace"].value == pytest.approx(errors[:, 0].mean().item())
+    assert asked["all", "macro", None, "ace"].value == pytest.approx(errors.mean().item())
+    assert asked["all", "micro pooled", None, "ace"].value == pytest.approx(pooled[0].mean().item())
 
 
 def test_macro_is_the_mean_over_cases_and_micro_pools_them():
@@ -57,7 +72,7 @@ def test_macro_is_the_mean_over_cases_and_micro_pools_them():
     assert liver.value == pytest.approx(errors[:, 1].mean().item())
     assert liver.std == pytest.approx(errors[:, 1].std().item())
     assert liver.number == 3
-    assert rows["all", "macro", None, "ace"].std == pytest.approx(errors.mean(1).std().item())
+    assert rows["all", "macro", None, "ace"].std == pytest.approx(errors[:, 1:].mean(1).std().item())
     together = bin_statistics(probabilities.movedim(1, 0).flatten(1)[None], labels.flatten()[None], bins=20)
     assert rows["all", "micro pooled", "tumour", "ace"].value == pytest.approx(ace(together)[0, 2].item())
 
@@ -201,10 +216,8 @@ def test_predicting_more_foreground_than_there_is_does_not_better_the_likelihood
 
 def test_a_class_named_as_a_mean_keeps_its_own_numbers(tmp_path):
     evaluation = replace(make()[0], classes=("background", "mean", "top label"))
-    rows = {
-        (r.scope, r.label, r.metric): r.value for r in evaluation.foreground().summary() if r[:2] == ("all", "macro")
-    }
-    plain = {(r.label, r.metric): r.value for r in make()[0].foreground().summary() if r[:2] == ("all", "macro")}
+    rows = {(r.scope, r.label, r.metric): r.value for r in evaluation.summary() if r[:2] == ("all", "macro")}
+    plain = {(r.label, r.metric): r.value for r in make()[0].summary() if r[:2] == ("all", "macro")}
     assert rows["class", "mean", "ace"] == plain["liver", "ace"] != rows["mean", None, "ace"] == plain[None, "ace"]
     assert rows["top label", None, "top_label_ece"] == plain[None, "top_label_ece"]
 

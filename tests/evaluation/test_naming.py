@@ -2,10 +2,9 @@
 
 import json
 
-import nibabel
 import numpy as np
 import pytest
-from cohorts import SHAPE, make_case, values
+from cohorts import SHAPE, make_case, run, save, values, write_cohort
 from typer.testing import CliRunner
 
 from segcal import ConfigError, ReadOptions, evaluate
@@ -13,24 +12,9 @@ from segcal.calibration.fitting import fit_calibrator
 from segcal.cli import app
 
 
-def save(path, array):
-    path.parent.mkdir(exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(array, np.diag([1.0, 1.0, 2.5, 1.0])), path)
-
-
 @pytest.fixture
 def folder(tmp_path):
-    """Two cases of three classes."""
-    for i in range(2):
-        probabilities, labels = make_case(i)
-        save(tmp_path / "P" / f"case_{i}.nii.gz", probabilities)
-        save(tmp_path / "L" / f"case_{i}.nii.gz", labels)
-    return tmp_path
-
-
-def run(folder, *options, out="out"):
-    arguments = ["evaluate", str(folder / "P"), str(folder / "L"), "--out", str(folder / out), *options]
-    return CliRunner().invoke(app, arguments)
+    return write_cohort(tmp_path, 2)
 
 
 def names(folder, out="out"):

@@ -301,7 +301,7 @@ def _load_evaluation(path: Path) -> None:
 
     evaluation = Evaluation.load(path)
     repr(evaluation)
-    to_html(summary_table(evaluation.foreground()))
+    to_html(summary_table(evaluation))
     evaluation.save(path.with_name("again.npz"))
 
 

@@ -107,7 +107,7 @@ def train_arguments(root, out, **options):
 def test_without_a_gpu_time_and_remedy_come_first_and_preparing_is_shown(root, tmp_path, monkeypatch):
     monkeypatch.setattr("segcal.study.estimate.cpu_hours", lambda config, dataset: 50.0)
     told = []
-    monkeypatch.setattr("segcal.cli.learning.say", told.append)
+    monkeypatch.setattr("segcal.cli.training.say", told.append)
     done = run_cli(*train_arguments(root, tmp_path / "run"), "--prepared", tmp_path / "prepared")
     assert done.exit_code == 0, done.output
     assert told[0].startswith("there is no GPU")  # before the trial, which may take a minute
@@ -209,7 +209,7 @@ def validation(folder: Path, prepared: Path) -> dict[str, float]:
     store = PreparedStore(prepared, run.dataset, run.config.data)
     alone = Processes(0, 1, torch.device("cpu"))
     found = evaluate_prepared(run.network, run.cases("validation"), store, run.dataset, run.config, alone)
-    values = found.foreground().case_values()
+    values = found.case_values()
     return {metric: values[None, metric].nanmean().item() for metric in ("dice", "ace", "ece", "mce")}
 
 

@@ -11,23 +11,22 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from segcal import __version__
 from segcal._io.files import locked, make_folder
 from segcal._io.jobs import Failure, key_of
 from segcal._io.words import counted
-from segcal.calibration.folds import make_folds
+from segcal.calibration.folds import fit_once, make_folds
 from segcal.calibrators import (
     Calibrator,
     EnsembleTemperature,
     LinearCalibrator,
     LocalTemperature,
     Sample,
-    load_calibrator,
     make_calibrator,
 )
 from segcal.calibrators.calibrator import Inputs
@@ -51,10 +50,6 @@ from segcal.volumes import (
     count_channels,
     open_case,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 FIT_STEPS = 10  # of the progress
 HALF_WAY = 3  # passes after which a fit that takes as many as it needs is about half-way
@@ -231,15 +226,6 @@ class _Parts:
             return Measured(sums, doubts)
         return Measured(CaseSums.load(path)[0], tuple(CaseSums.doubts_in(path)))
 
-    def fitted(self, key: str, fit: Callable[[], Calibrator]) -> Calibrator:
-        """The calibrator of this key."""
-        path = self.folder / f"{key}.json"
-        with suppress(SegcalError, OSError):
-            return load_calibrator(path)
-        calibrator = fit()
-        calibrator.save(path)
-        return calibrator
-
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -314,7 +300,7 @@ class _Fits:
         fitted_on = [self.keys[names[i]] for i in rest]
         key = key_of(__version__, self.blank.method, self.blank.settings(), list(self.keys.values()), fitted_on)
         with self.steps.fit(text) as tell:
-            return self.parts.fitted(key, lambda: self._fit(rest, tell))
+            return fit_once(self.parts.folder / f"{key}.json", lambda: self._fit(rest, tell))
 
     def _fit(self, places: Sequence[int], tell: Callable[[float, str], None]) -> Calibrator:
         """A new calibrator fitted to the cases at these places."""

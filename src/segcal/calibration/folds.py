@@ -1,12 +1,15 @@
-"""Which cases are held out together in a cross-validation over patients."""
+"""Which cases are held out together in a cross-validation over patients, and fits that are kept."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from segcal._io.words import counted
-from segcal.errors import ConfigError
+from segcal.calibrators import Calibrator, load_calibrator
+from segcal.errors import ConfigError, SegcalError
 from segcal.evaluation.intervals import patients_of
 
 FOLDS = 5
@@ -37,3 +40,12 @@ def patient_folds(names: Sequence[str], patients: Sequence[str], number: int, se
     for name, patient in zip(names, patients, strict=True):
         groups[fold_of[patient]].append(name)
     return groups
+
+
+def fit_once(path: Path, fit: Callable[[], Calibrator]) -> Calibrator:
+    """The calibrator in this file; where there is none that can be read, `fit` makes it, and it is kept there."""
+    with suppress(SegcalError, OSError):
+        return load_calibrator(path)
+    calibrator = fit()
+    calibrator.save(path)
+    return calibrator

@@ -1,6 +1,20 @@
-"""The command line: thin verbs, each over one public function; heavy imports wait inside them."""
+"""The command line: thin verbs, each over one public function; heavy imports wait inside them.
 
-from segcal.cli import calibrating, doctor, learning, measuring, quality, studying  # noqa: F401  the verbs
+A module holds the commands of the package that it is named after.
+"""
+
+from segcal.cli import (  # noqa: F401  the verbs
+    adapters,
+    calibration,
+    comparison,
+    datasets,
+    doctor,
+    evaluation,
+    quality,
+    report,
+    study,
+    training,
+)
 from segcal.cli.app import app
 
 __all__ = ["app"]

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from segcal.cli.orderly import Verbs
 
+JOURNEY = (  # as in ARCHITECTURE.md
+    "evaluate", "compare", "report", "calibrate", "decide", "quality", "datasets", "train", "predict", "study", "demo", "doctor",
+    "export-bundle",
+)  # fmt: skip
+
+
+class Application(Verbs):
+    """All verbs, in the order in which a user meets them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: JOURNEY.index(name) if name in JOURNEY else len(JOURNEY))
+
+
 app = typer.Typer(
-    cls=Verbs,
+    cls=Application,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,

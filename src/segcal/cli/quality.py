@@ -9,7 +9,7 @@ import typer
 
 from segcal._io.words import counted
 from segcal.cli.app import app
-from segcal.cli.measuring import Dask, Patients, dask_cluster
+from segcal.cli.options import Dask, Patients, dask_cluster
 from segcal.cli.orderly import Verb, Verbs
 from segcal.cli.shown import print_json, progress_bar, refusing, say, show_failures, show_notes, show_tables
 

@@ -157,20 +157,12 @@ def compare(
     draws: of labels, for the floor.
     seed: of all random numbers.
 
-    >>> from segcal import OverlapCounts, ScoreSums, bin_statistics
-    >>> labels = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    >>> from segcal import EvaluationAccumulator
     >>> def measured(sure):
-    ...     there = torch.full((2, 4), sure)
-    ...     probabilities = torch.stack([1 - there, there], dim=1)
-    ...     return Evaluation(
-    ...         bin_statistics(probabilities, labels, bins=1200),
-    ...         OverlapCounts.of_classes(probabilities, labels),
-    ...         ScoreSums.of_classes(probabilities, labels),
-    ...         None,
-    ...         cases=("one", "two"),
-    ...         classes=("background", "liver"),
-    ...         has_background=True,
-    ...     )
+    ...     there, accumulator = torch.full((2, 4), sure), EvaluationAccumulator()
+    ...     labels = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    ...     accumulator.update(torch.stack([1 - there, there], dim=1), labels, ["one", "two"])
+    ...     return accumulator.compute()
     >>> comparison = compare({"baseline": measured(0.9), "calibrated": measured(0.7)}, resamples=10, draws=1)
     >>> round(comparison.find("calibrated", metric="ace").value, 3)  # of 0.5 and 0.75
     0.125
@@ -247,16 +239,17 @@ class _Measured:
 
 
 def _measure(seeds: Sequence[Evaluation], weights: Tensor, draws: int, seed: int) -> _Measured:
+    """Of all classes that `match` left, the background among them if it was asked for."""
     macros: list[dict[Key, Tensor]] = [
-        {("macro", *key): values for key, values in part.case_values().items()} for part in seeds
+        {("macro", *key): values for key, values in part.case_values(background=True).items()} for part in seeds
     ]
     coarse = [_coarse(part) for part in seeds]
-    micros = [part.micro_values() for part in coarse]
+    micros = [part.micro_values(background=True) for part in coarse]
     return _Measured(
         by_case=_mean_of_seeds(macros),
         micro=_mean_of_seeds(micros),
-        drawn=_mean_of_seeds([part.micro_values(weights) for part in coarse]),
-        distances=_mean_of_seeds([part.micro_distances(weights) for part in coarse]),
+        drawn=_mean_of_seeds([part.micro_values(weights, background=True) for part in coarse]),
+        distances=_mean_of_seeds([part.micro_distances(weights, background=True) for part in coarse]),
         floor=_mean_of_seeds([_floor(part.statistics, part.classes, draws, seed) for part in coarse]),
         cases=len(seeds[0].cases),
         each_seed=[macro | one for macro, one in zip(macros, micros, strict=True)],
@@ -310,7 +303,9 @@ def _shifts(both: Evaluation, tossed: Tensor) -> dict[Key, Tensor]:
     found: dict[Key, list[Tensor]] = defaultdict(list)
     for start in range(0, len(tossed), TOGETHER):
         some = tossed[start : start + TOGETHER]
-        first, second = (both.micro_values(torch.cat(pair, 1)) for pair in ((1 - some, some), (some, 1 - some)))
+        first, second = (
+            both.micro_values(torch.cat(pair, 1), background=True) for pair in ((1 - some, some), (some, 1 - some))
+        )
         for key, values in first.items():
             found[key].append(values - second[key])
     return {key: torch.cat(values) for key, values in found.items()}

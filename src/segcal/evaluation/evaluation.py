@@ -214,8 +214,10 @@ class Evaluation:
             return dict.fromkeys(JOINT, torch.full((len(self.cases),), torch.nan, dtype=torch.float64))
         return {name: values[:, 0] for name, values in _proper(self.joint).items()}
 
-    def case_values(self) -> dict[tuple[Label, str], Tensor]:
-        """Each metric of each case, by (label, metric)."""
+    def case_values(self, *, background: bool = False) -> dict[tuple[Label, str], Tensor]:
+        """Each metric of each case, by (label, metric); the background is no class here unless asked for."""
+        if not background and self.has_background:
+            return self.foreground().case_values()
         values: dict[tuple[Label, str], Tensor] = {}
         for metric, columns in self.case_metrics().items():
             values |= {(name, metric): column for name, column in zip(self.classes, columns.unbind(1), strict=True)}
@@ -223,8 +225,12 @@ class Evaluation:
         whole = self.joint_scores() | self.top_label_errors()
         return values | {(None, metric): column for metric, column in whole.items()}
 
-    def micro_values(self, weights: Tensor | None = None) -> dict[tuple[str, Label, str], Tensor]:
+    def micro_values(
+        self, weights: Tensor | None = None, *, background: bool = False
+    ) -> dict[tuple[str, Label, str], Tensor]:
         """Micro averages by (average, label, metric): one number, or one for each draw of `weights`, (draw, case)."""
+        if not background and self.has_background:
+            return self.foreground().micro_values(weights)
         if weights is None:
             weights = self.overlap.true.new_ones(1, len(self.cases))
         found: dict[tuple[str, Label, str], Tensor] = {}
@@ -243,8 +249,10 @@ class Evaluation:
             found |= {("micro pooled", None, metric): values[:, 0] for metric, values in pooled.items()}
         return found
 
-    def micro_distances(self, weights: Tensor) -> dict[tuple[str, Label, str], Tensor]:
+    def micro_distances(self, weights: Tensor, *, background: bool = False) -> dict[tuple[str, Label, str], Tensor]:
         """For each draw of `weights`, how far its gaps lie from those of all cases, averaged as each error does."""
+        if not background and self.has_background:
+            return self.foreground().micro_distances(weights)
         found: dict[tuple[str, Label, str], Tensor] = {}
         for reading in MICRO:
             drawn, whole = (micro(self.binned, reading=reading, weights=some) for some in (weights, None))
@@ -260,11 +268,15 @@ class Evaluation:
         columns = zip((*self.classes, None), (*values.unbind(1), values.nanmean(1)), strict=True)
         return {(average, name, metric): column for name, column in columns}
 
-    def summary(self) -> list[Row]:
-        """Macro mean and standard deviation, and both micro averages, over all and over complete cases."""
+    def summary(self, *, background: bool = False) -> list[Row]:
+        """Macro mean and standard deviation, and both micro averages, over all and over complete cases.
+
+        background: Whether the background is a class among others: it has rows, and counts in means over classes.
+        """
         rows = []
         for which, part in (("all", self), ("complete", self.complete())):
-            rows += [_macro_row(which, *key, values) for key, values in part.case_values().items()]
+            values = part.case_values(background=background)
+            rows += [_macro_row(which, *key, column) for key, column in values.items()]
             if part.cases:
                 rows += [
                     Row(
@@ -273,16 +285,14 @@ class Evaluation:
                         std=math.nan,
                         number=len(part.cases),
                     )
-                    for (average, label, metric), value in part.micro_values().items()
+                    for (average, label, metric), value in part.micro_values(background=background).items()
                 ]
         return rows
 
     def means(self, *, cases: str = "all") -> dict[tuple[str, str], float]:
         """Of all classes, without the background in means over them, by (average, metric); all or complete cases."""
         return {
-            (row.average, row.metric): row.value
-            for row in self.foreground().summary()
-            if (row.cases, row.label) == (cases, None)
+            (row.average, row.metric): row.value for row in self.summary() if (row.cases, row.label) == (cases, None)
         }
 
     def __repr__(self) -> str:
@@ -293,7 +303,7 @@ class Evaluation:
         """Its summary, in a notebook."""
         from segcal.evaluation.tables import summary_table, to_html
 
-        return to_html(summary_table(self.foreground()))
+        return to_html(summary_table(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write PATH (.npz, no pickle) and beside it a .json with names and provenance to read."""

@@ -98,7 +98,7 @@ def _write_numbers(evaluation: Evaluation, outcome: Outcome, options: Options, o
     evaluation.save(out / "evaluation.npz")
     shown = evaluation if options.background else evaluation.foreground()
     _write_csv(out / "cases.csv", ("case", "scope", "class", "metric", "value"), _tidy(shown))
-    summary = shown.summary()
+    summary = shown.summary(background=options.background)
     fields = ("cases", "average", "scope", "class", "metric", "value", "std", "number")
     _write_csv(out / "summary.csv", fields, summary)
     content = {

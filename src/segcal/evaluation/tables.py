@@ -57,10 +57,12 @@ class Table:
 SUMMARY = ("dice", "ace", "ece", "mce", "brier", "nll")
 
 
-def summary_table(evaluation: Evaluation) -> Table:
+def summary_table(evaluation: Evaluation, *, background: bool = False) -> Table:
     """One evaluation: macro mean and deviation of each class, and both micro averages; also over complete cases."""
+    if not background:
+        evaluation = evaluation.foreground()
     complete = len(evaluation.complete().cases)
-    found = {(row.cases, row.average, row.label, row.metric): row for row in evaluation.summary()}
+    found = {(row.cases, row.average, row.label, row.metric): row for row in evaluation.summary(background=background)}
     labels = (*evaluation.classes, None) if len(evaluation.classes) > 1 else evaluation.classes
     rows = []
     for which in ("all", "complete") if 0 < complete < len(evaluation.cases) else ("all",):

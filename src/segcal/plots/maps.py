@@ -94,22 +94,6 @@ def case_maps(
     or the one in which all methods together disagree most with the labels. `options` say how to read the files, as
     for an evaluation, alike or by method. `zoom` cuts out what there is to see.
     """
-    return _case_maps(predictions, labels, class_name, image, image_channel, case, options, axis, index, zoom)[0]
-
-
-def _case_maps(
-    predictions: Mapping[str, Files],
-    labels: Path,
-    class_name: str | int,
-    image: Path | None = None,
-    image_channel: int = 0,
-    case: str | None = None,
-    options: Options | Mapping[str, Options] | None = None,
-    axis: int | None = None,
-    index: int | None = None,
-    zoom: bool = True,
-) -> tuple[Figure, _Place]:
-    """What `case_maps` draws, and where in the case that is."""
     if not predictions:
         raise ConfigError("there must be predictions of at least one method; got none.")
     name = case or stem_of(labels) or labels.name
@@ -127,7 +111,7 @@ def _case_maps(
             planes[method] = _plane(opened, place, place.index, told)
     shown = None if image is None else _image_plane(name, image, labels, place, image_channel)
     slice_told = "" if place.flat else f", slice {place.index}"
-    return _draw(f"{name}\n{place.class_name}{slice_told}", planes, shown, _View.of(place), zoom=zoom), place
+    return _draw(f"{name}\n{place.class_name}{slice_told}", planes, shown, _View.of(place), zoom=zoom)
 
 
 def map_png(
@@ -190,8 +174,10 @@ def worst_case_figures(
         image = None if images is None else find_image(images, case)
         own = {method: files[method][case].predictions for method in files}
         label = next(iter(files.values()))[case].label
-        figure, place = _case_maps(own, label, wanted, image=image, case=case, **how)
-        yield CaseFigure(case, wanted, figure, place.flat)
+        figure = case_maps(own, label, wanted, image=image, case=case, **how)
+        with open_case(next(iter(files.values()))[case]) as opened:
+            flat = _first_place(opened, 0, Options(), how.get("axis")).flat
+        yield CaseFigure(case, wanted, figure, flat)
 
 
 def worst_case_maps(

@@ -43,19 +43,11 @@ def write_figures(
     patients: which cases belong together, for the bands of diagrams, as in `compare`.
 
     >>> import tempfile, torch
-    >>> from segcal import OverlapCounts, ScoreSums, bin_statistics
-    >>> probabilities, labels = torch.full((2, 2, 8), 0.5), torch.tensor([[0, 1] * 4] * 2)
-    >>> evaluation = Evaluation(
-    ...     bin_statistics(probabilities, labels, bins=1200),
-    ...     OverlapCounts.of_classes(probabilities, labels),
-    ...     ScoreSums.of_classes(probabilities, labels),
-    ...     None,
-    ...     cases=("one", "two"),
-    ...     classes=("background", "liver"),
-    ...     has_background=True,
-    ... )
+    >>> from segcal import EvaluationAccumulator
+    >>> accumulator = EvaluationAccumulator()
+    >>> accumulator.update(torch.full((2, 2, 8), 0.5), torch.tensor([[0, 1] * 4] * 2), ["one", "two"])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sorted(path.name for path in write_figures({"baseline": evaluation}, folder))
+    ...     sorted(path.name for path in write_figures({"baseline": accumulator.compute()}, folder))
     ['histograms.png', 'radar.png', 'reliability-baseline.png']
     """
     formats = tuple(formats)

@@ -92,19 +92,11 @@ def build_report(
         level; give the same `patients`.
 
     >>> import tempfile, torch
-    >>> from segcal import OverlapCounts, ScoreSums, bin_statistics
-    >>> probabilities, labels = torch.full((2, 2, 8), 0.5), torch.tensor([[0, 1] * 4] * 2)
-    >>> evaluation = Evaluation(
-    ...     bin_statistics(probabilities, labels, bins=1200),
-    ...     OverlapCounts.of_classes(probabilities, labels),
-    ...     ScoreSums.of_classes(probabilities, labels),
-    ...     None,
-    ...     cases=("one", "two"),
-    ...     classes=("background", "liver"),
-    ...     has_background=True,
-    ... )
+    >>> from segcal import EvaluationAccumulator
+    >>> accumulator = EvaluationAccumulator()
+    >>> accumulator.update(torch.full((2, 2, 8), 0.5), torch.tensor([[0, 1] * 4] * 2), ["one", "two"])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     build_report({"baseline": evaluation}, f"{folder}/report.html", resamples=10).name
+    ...     build_report({"baseline": accumulator.compute()}, f"{folder}/report.html", resamples=10).name
     'report.html'
     """
     out = Path(out)

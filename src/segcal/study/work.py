@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,8 +40,8 @@ from segcal._io.files import HeldError, is_locked, locked, make_folder, write_wh
 from segcal._io.jobs import keep_only, wanted
 from segcal._io.parsing import parse_json
 from segcal._io.words import listed
-from segcal.calibration.folds import FOLDS, patient_folds
-from segcal.calibrators import Calibrator, load_calibrator
+from segcal.calibration.folds import FOLDS, fit_once, patient_folds
+from segcal.calibrators import Calibrator
 from segcal.errors import SegcalError
 from segcal.evaluation.outcome import Outcome
 from segcal.study.plan import Fitting, Plan, PlannedRun
@@ -300,16 +301,18 @@ def _fitted(run: Run, fitting: Fitting, folder: Path) -> _Fits:
     parts = folder / "folds"
     paths = {parts / f"{_fold_key(run, names, group)}.json": group for group in groups}
     whole, mark = folder / CALIBRATOR, folder / "weights.txt"
-    there = [*paths, whole] if _read_text(mark) == run.fingerprint else list(paths)
-    fits = {path: calibrator for path in there if (calibrator := _loaded(path)) is not None}
     make_folder(parts)
-    if missing := [path for path in (*paths, whole) if path not in fits]:
-        with spooled(run, folder) as spool:
-            for path in missing:
-                rest = [i for i, name in enumerate(names) if name not in paths.get(path, ())]
-                fits[path] = fitting.make().fit(spool.only(rest))
-                fits[path].save(path)
-        write_whole(mark, run.fingerprint.encode())
+    with ExitStack() as stack:
+        spool = cache(lambda: stack.enter_context(spooled(run, folder)))
+
+        def fit(path: Path) -> Calibrator:
+            rest = [i for i, name in enumerate(names) if name not in paths.get(path, ())]
+            return fitting.make().fit(spool().only(rest))
+
+        if _read_text(mark) != run.fingerprint:
+            whole.unlink(missing_ok=True)  # it was fitted to what other weights say
+        fits = {path: fit_once(path, partial(fit, path)) for path in (*paths, whole)}
+    write_whole(mark, run.fingerprint.encode())
     keep_only(parts, paths)
     return _Fits(fits[whole], {name: fits[path] for path, group in paths.items() for name in group})
 
@@ -317,12 +320,6 @@ def _fitted(run: Run, fitting: Fitting, folder: Path) -> _Fits:
 def _fold_key(run: Run, names: list[str], held_out: list[str]) -> str:
     """Names a fit: other weights, or other cases, give another key."""
     return hashlib.sha256(json.dumps([run.fingerprint, names, held_out]).encode()).hexdigest()[:16]
-
-
-def _loaded(path: Path) -> Calibrator | None:
-    with suppress(OSError, SegcalError):
-        return load_calibrator(path)
-    return None
 
 
 def _read_text(path: Path) -> str | None:

@@ -242,9 +242,7 @@ class _Training:
 
     def _validate(self, epoch: int) -> dict[str, float]:
         """Means over validation cases and classes; the best network so far is kept."""
-        evaluation = evaluate_prepared(
-            self.network, self.validation, self.store, self.dataset, self.config, self.team
-        ).foreground()
+        evaluation = evaluate_prepared(self.network, self.validation, self.store, self.dataset, self.config, self.team)
         values = evaluation.case_values()
         row = {metric: values[None, metric].nanmean().item() for metric in ("dice", "ace", "ece", "mce")}
         if self.best_epoch == 0 or row["dice"] > self.best_dice:

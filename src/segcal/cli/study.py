@@ -1,4 +1,4 @@
-"""The verbs that repeat experiments: study run, plan, status, report, list."""
+"""The verbs that repeat experiments: study run, plan, status, report, list; demo."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import typer
 from segcal._io import ending
 from segcal._io.words import counted
 from segcal.cli.app import app
-from segcal.cli.measuring import dask_cluster
+from segcal.cli.options import Numbers, dask_cluster
 from segcal.cli.orderly import Verb, Verbs
-from segcal.cli.shown import refusing, say, show_tables, stderr
+from segcal.cli.shown import print_json, refusing, say, show_tables, stderr
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -163,6 +163,38 @@ def list_studies() -> None:
 
         for name, found in shipped_studies().items():
             print(f"{name}: {found.config.title}\n  {' '.join(found.config.about.split())}")
+
+
+@app.command(cls=Verb)
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything; started again, it goes on there.")] = Path(
+        "segcal-demo"
+    ),
+    dataset: Annotated[Path | None, typer.Option(help="A Decathlon task to use instead of the phantom.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of each training.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the phantom and of the networks.")] = 0,
+    as_json: Numbers = False,
+) -> None:
+    """Train Dice + CE, hard ACE and soft ACE, fit a temperature, compare all on test cases, write the report."""
+
+    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+        from segcal.comparison.tables import LAYOUTS, make_table, notes, to_json
+        from segcal.evaluation.tables import ALL_CLASSES
+        from segcal.study import demo as job
+        from segcal.study import do_runs
+
+        shop = job.open_demo(out, dataset=dataset, epochs=epochs, seed=seed)
+        with watching(shop) as tell:
+            do_runs(shop, say=tell)
+        result = job.report_demo(shop)
+    if as_json:
+        print_json(to_json(result.comparison))
+    else:
+        title, columns = next(iter(LAYOUTS.items()))
+        cases = counted(result.comparison.cases, "case")
+        table = make_table(result.comparison, f"{title}, {ALL_CLASSES}, {cases}", columns)
+        show_tables([table], notes(result.comparison))
+    say(f"temperature {result.temperature:.3f}; tables and runs are in {out}; the report is {result.report}")
 
 
 def _open(source: str, out: Path | None, data: Sequence[str], changes: Sequence[str]) -> Workshop:

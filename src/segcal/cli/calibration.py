@@ -1,4 +1,4 @@
-"""Verbs that calibrate after training: calibrate fit, calibrate apply."""
+"""The verbs that calibrate after training: calibrate methods, fit, apply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from segcal._io.words import counted
 from segcal.cli.app import app
-from segcal.cli.measuring import ClassNames, IgnoreIndex, Regions, Sigmoid, StrictGrid, read_options
+from segcal.cli.options import Bins, ClassNames, IgnoreIndex, Patients, Regions, Sigmoid, StrictGrid, read_options
 from segcal.cli.orderly import Verb, Verbs
 from segcal.cli.shown import (
     print_json,
@@ -60,11 +60,8 @@ def fit(
     folds: Annotated[
         int | None, typer.Option(min=0, help="Of the cross-validation over patients; 0: none. 5 if not given.")
     ] = None,
-    patients: Annotated[
-        str | None,
-        typer.Option(help="Which cases are one patient's: 'none', a .csv (case, patient), or an expression's group."),
-    ] = None,
-    bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 20,
+    patients: Patients = None,
+    bins: Bins = 20,
     report: Annotated[
         Path | None, typer.Option(help="Also write this page, as report.html, on before and after.")
     ] = None,

@@ -1,0 +1,34 @@
+"""The verb that hands a run to others: export-bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segcal.cli.app import app
+from segcal.cli.options import Calibrator
+from segcal.cli.orderly import Verb
+from segcal.cli.shown import refusing, say
+
+
+@app.command(cls=Verb)
+def export_bundle(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the bundle: a new or an empty one.")],
+    calibrator: Calibrator = None,
+    checkpoint: Annotated[str, typer.Option(help="Weights in the run's folder: best.pt or last.pt.")] = "best.pt",
+    authors: Annotated[str, typer.Option(help="Who made the network.")] = "not stated",
+    copyright: Annotated[str, typer.Option(help="Whose the weights are, and under which terms.")] = "not stated",
+) -> None:
+    """Write a trained run as a MONAI bundle, which predicts without segcal."""
+    with refusing():
+        from segcal.adapters import monai_bundle
+        from segcal.calibrators import load_calibrator
+        from segcal.training.runs import load_run
+
+        found = load_run(run, checkpoint=checkpoint, with_data=False)
+        fitted = None if calibrator is None else load_calibrator(calibrator)
+        made = monai_bundle.export_bundle(found, out, calibrator=fitted, authors=authors, copyright=copyright)
+    say(f"the bundle is {made}; {made / 'docs' / 'README.md'} has the command that runs it")

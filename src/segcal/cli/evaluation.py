@@ -1,0 +1,107 @@
+"""The verb that measures: evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from segcal._io.words import counted
+from segcal.cli.app import app
+from segcal.cli.options import (
+    Bins,
+    ClassNames,
+    Dask,
+    IgnoreIndex,
+    Regions,
+    Sigmoid,
+    StrictGrid,
+    dask_cluster,
+    read_options,
+)
+from segcal.cli.orderly import Verb
+from segcal.cli.shown import (
+    print_json,
+    progress_bar,
+    refusing,
+    say,
+    show_failures,
+    show_notes,
+    show_tables,
+    show_unpaired,
+)
+
+if TYPE_CHECKING:
+    from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.outcome import Outcome
+
+
+@app.command(cls=Verb)
+def evaluate(
+    predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
+    labels: Annotated[Path, typer.Argument(help="Folder of label maps (or one file).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results; started again, it goes on there.")],
+    regions: Regions = None,
+    bins: Bins = 20,
+    background: Annotated[bool, typer.Option("--background", help="Report the background class, too.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
+    dask: Dask = None,
+    calibrator: Annotated[
+        Path | None, typer.Option(help="Measure what this calibrator (.json) makes of the maps; store none.")
+    ] = None,
+    logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
+    sigmoid: Sigmoid = False,
+    ignore_index: IgnoreIndex = None,
+    class_names: ClassNames = None,
+    strict_grid: StrictGrid = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")] = False,
+) -> None:
+    """Measure calibration and overlap of every case: ECE, ACE, MCE, Brier, NLL and Dice, macro and micro."""
+    import segcal
+
+    kept = f"What is done is kept in {out}: the same command goes on from there."
+    with refusing(stopped=kept), progress_bar("cases") as advance:
+        outcome = segcal.evaluate(
+            predictions,
+            labels,
+            out,
+            options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
+            bins=bins,
+            background=background,
+            calibrator=calibrator,
+            workers=workers,
+            executor=dask_cluster(dask),
+            progress=advance,
+        )
+    show_outcome(outcome, out, background=background, as_json=as_json)
+
+
+def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_json: bool = False) -> None:
+    """Print what an evaluation found and what failed; exit code 1 where something did."""
+    show_unpaired(outcome.pairing)
+    show_failures(outcome.failures)
+    show_notes(outcome.notes)
+    if outcome.measured is not None:
+        if as_json:
+            print_json((out / "summary.json").read_text(encoding="utf-8"))
+        else:
+            _show_summary(outcome.measured if background else outcome.measured.foreground(), background=background)
+    number = len(outcome.measured.cases) if outcome.measured is not None else 0
+    say(f"{counted(number, 'case')} evaluated, {len(outcome.failures)} failed; results are in {out}")
+    if outcome.failures:
+        raise typer.Exit(1)
+
+
+def _show_summary(evaluation: Evaluation, *, background: bool) -> None:
+    """The summary, and how much of its ACE chance alone would show."""
+    from segcal.comparison.comparison import floors
+    from segcal.comparison.tables import FLOOR_NOTE, SCORE_NOTE
+    from segcal.evaluation.tables import ALL_CLASSES, summary_table
+
+    several = len(evaluation.classes) > 1
+    labels = (*evaluation.classes, None) if several else evaluation.classes
+    found = floors(evaluation)
+    by_label = ", ".join(f"{label or ALL_CLASSES} {found['macro', label, 'ace']:.4f}" for label in labels)
+    notes = [f"Floor of the macro-ACE: {by_label}.", FLOOR_NOTE]
+    show_tables([summary_table(evaluation, background=background)], [SCORE_NOTE, *notes] if several else notes)
