@@ -9,8 +9,8 @@ are handed these.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,6 +153,21 @@ def agreement_of(evaluation: Evaluation) -> Agreement | None:
         for (label, (expected, actual)), curves in zip(pairs.items(), means, strict=True)
     }
     return Agreement(evaluation.cases, found, "ml" if measured else "voxels")
+
+
+def agreements_of(evaluations: Mapping[str, Evaluation]) -> dict[str, Agreement]:
+    """Of each evaluation that has sums of decisions, to be shown beside each other: volumes are all in one unit."""
+    found = {name: agreement_of(each) for name, each in evaluations.items()}
+    units = {each.unit for each in found.values() if each is not None}
+    if len(units) > 1:
+        found = {name: agreement_of(_in_voxels(each)) for name, each in evaluations.items()}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _in_voxels(evaluation: Evaluation) -> Evaluation:
+    sums = evaluation.decisions
+    unknown = sums and replace(sums, voxel_ml=torch.full_like(sums.voxel_ml, torch.nan))
+    return replace(evaluation, decisions=unknown)
 
 
 def _volumes(evaluation: Evaluation, size: Tensor) -> dict[Label, tuple[VolumeAgreement, VolumeAgreement]]:
