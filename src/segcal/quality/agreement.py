@@ -227,20 +227,25 @@ def _threshold_means(stats: BinStatistics, actual: dict[Label, Array]) -> Iterat
     kept = _kept(stats.binning.bins)
     total = number = torch.zeros(())
     for i in range(stats.classes):
-        curves = _case_curves(stats.select(classes=[i]))
+        curves = _case_curves(stats.select(classes=[i]), kept)
         yield _means(curves, kept, stats.binning.bins, list(actual.values())[i])
-        total, number = total + curves.nan_to_num(0.0), number + ~curves.isnan()
+        if None in actual:
+            total, number = total + curves.nan_to_num(0.0), number + ~curves.isnan()
     if None in actual:
         mean = torch.where(number > 0, total / number.clamp(min=1), torch.nan)
         yield _means(mean, kept, stats.binning.bins, actual[None])
 
 
-def _case_curves(stats: BinStatistics) -> Tensor:
-    """(curve, case, threshold) of one class; NaN in the cases without it, of what is expected, too."""
+def _case_curves(stats: BinStatistics, kept: Tensor) -> Tensor:
+    """(case, ...) of one class: both curves of Dice at all edges, the others at those to keep, one after the other.
+
+    NaN in the cases without the class, of what is expected, too.
+    """
     found = threshold_curves(stats)
-    curves = torch.stack([getattr(found, name)[:, 0] for name in CURVES])
-    curves[1] = curves[1].nan_to_num(0.0)  # nothing decided and nothing expected where there is something
-    curves[:, found.true_volume[:, 0] == 0] = torch.nan
+    # Nothing decided and nothing expected where there is something: a promise of 0.
+    whole = [found.dice[:, 0], found.expected_dice[:, 0].nan_to_num(0.0)]
+    curves = torch.cat([*whole, *(getattr(found, name)[:, 0, kept] for name in CURVES[2:])], 1)
+    curves[found.true_volume[:, 0] == 0] = torch.nan
     return curves
 
 
@@ -251,22 +256,24 @@ def _kept(bins: int) -> Tensor:
 
 
 def _means(curves: Tensor, kept: Tensor, bins: int, actual: Array) -> ThresholdMeans:
-    means = curves.nanmean(1).numpy()
+    sizes = [bins + 1] * 2 + [len(kept)] * (len(CURVES) - 2)
+    dice, expected, *others = np.split(curves.nanmean(0).numpy(), np.cumsum(sizes)[:-1])
+    thinned = [dice[kept], expected[kept], *others]
     known = actual[~np.isnan(actual)]
     return ThresholdMeans(
-        **dict(zip(CURVES, means[:, kept.numpy()], strict=True)),
+        **dict(zip(CURVES, thinned, strict=True)),
         thresholds=kept.double().numpy() / bins,
-        best=_optimum(means[0], means),
-        promised=_optimum(means[1], means),
+        best=_optimum(dice, dice, expected),
+        promised=_optimum(expected, dice, expected),
         decision_dice=float(known.mean()) if len(known) else math.nan,
     )
 
 
-def _optimum(curve: Array, means: Array) -> Optimum:
+def _optimum(curve: Array, dice: Array, expected: Array) -> Optimum:
     """Where the curve is largest, the last edge left out, which decides nothing."""
     bins = len(curve) - 1
     if np.isnan(curve[:-1]).all():
         return Optimum(math.nan, math.nan, math.nan)
     # Among equals the highest: bins without voxels between two thresholds decide nothing.
     place = bins - 1 - int(np.nanargmax(curve[-2::-1]))
-    return Optimum(place / bins, float(means[0, place]), float(means[1, place]))
+    return Optimum(place / bins, float(dice[place]), float(expected[place]))
