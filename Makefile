@@ -75,6 +75,7 @@ bench: setup
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/calibrate.py --largest 100000000
 
 clean:

@@ -10,6 +10,7 @@ import torch
 
 from measure import write_rows
 from segcal import Binning, BinStatistics, Evaluation, OverlapCounts, ScoreSums
+from segcal.decisions import DecisionSums
 from segcal.report import build_report
 
 
@@ -29,6 +30,7 @@ def cohort(cases: int, classes: int, *, sharpness: float, seed: int) -> Evaluati
     true = 5000 + 100 * torch.arange(cases, dtype=torch.float64)[:, None].repeat(1, classes + 1)
     both = (true * (0.7 + 0.2 * torch.rand(true.shape, generator=generator, dtype=torch.float64))).floor()
     voxels = count.sum(-1)
+    sure = (both + true) / 2 + 100 * torch.rand(true.shape, generator=generator, dtype=torch.float64)
     return Evaluation(
         BinStatistics(count, count * centre, label_sum, binning),
         OverlapCounts(true, true, both),
@@ -37,6 +39,7 @@ def cohort(cases: int, classes: int, *, sharpness: float, seed: int) -> Evaluati
         cases=tuple(f"case_{i:04}" for i in range(cases)),
         classes=("background", *(f"organ {c}" for c in range(1, classes + 1))),
         has_background=True,
+        decisions=DecisionSums(sure, true, torch.full_like(true, 0.0015)),
         provenance={"files": {f"case_{i:04}": {"bytes": 1 << 20, "changed_ns": i} for i in range(cases)}},
     )
 

@@ -11,8 +11,9 @@ import torch
 from handmade import evaluation_of
 from scipy import stats as scipy_stats
 
-from segcal import Evaluation, OverlapCounts, ScoreSums, bin_statistics, compare
+from segcal import Evaluation, EvaluationAccumulator, OverlapCounts, ScoreSums, bin_statistics, compare
 from segcal.calibrators import Temperature, make_calibrator
+from segcal.evaluation.decisions import agreement_of
 from segcal.evaluation.diagrams import normalise, pareto_front, reliability, reliability_histogram
 from segcal.evaluation.intervals import holm
 from segcal.study.choose import Candidate, choose, parse_rule
@@ -155,6 +156,45 @@ def between_methods(comparison):
     yield "seed_std"
 
 
+def of_decisions():
+    """Two cases of four voxels: liver is decided twice in each, and is there three times and once."""
+    liver = torch.tensor([[0.9, 0.6, 0.4, 0.1], [0.8, 0.7, 0.2, 0.0]])
+    accumulator = EvaluationAccumulator()
+    accumulator.update(torch.stack([1 - liver, liver], 1), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]), ["one", "two"])
+    found = agreement_of(accumulator.compute().foreground()).labels["class 1"]
+    expected, actual = [2 * 1.5 / (2 + 2.0), 2 * 1.5 / (2 + 1.7)], [4 / 5, 2 / 3]
+    assert found.expected == pytest.approx(expected)
+    yield "`expected_dice`"
+    off = [expected[0] - actual[0], expected[1] - actual[1]]
+    assert found.dice.bias == pytest.approx(sum(off) / 2)
+    yield "bias of expected Dice"
+    assert found.dice.mean_absolute_error == pytest.approx((-off[0] + off[1]) / 2)
+    yield "mean absolute error"
+    assert found.dice.constant_guess == pytest.approx((4 / 5 - 2 / 3) / 2)
+    yield "constant guess"
+    assert found.dice.rank_correlation == pytest.approx(-1)
+    yield "rank correlation"
+    mean = (1 / 5 + 1 / 3) / 2
+    assert found.risk.area == pytest.approx((1 / 3 + mean) / 2)
+    assert found.risk.ideal_area == pytest.approx((1 / 5 + mean) / 2)
+    assert found.risk.random_area == pytest.approx(mean)
+    yield "risk-coverage area"
+    curves = found.thresholds
+    assert curves.dice[75] == pytest.approx((2 / (1 + 3) + 2 / (1 + 1)) / 2)
+    assert curves.expected_dice[75] == pytest.approx((2 * 0.9 / (1 + 2.0) + 2 * 0.8 / (1 + 1.7)) / 2)
+    assert (curves.sensitivity[75], curves.precision[75]) == pytest.approx(((1 / 3 + 1) / 2, 1))
+    yield "threshold curve"
+    assert curves.best.threshold == pytest.approx(0.4, abs=1 / 1200)
+    assert curves.best.dice == pytest.approx((1 + 2 / 3) / 2)
+    yield "best threshold"
+    volume = found.decided_volume
+    assert volume.bias == pytest.approx((-1 + 1) / 2)
+    assert found.expected_volume.bias == pytest.approx((-1.0 + 0.7) / 2)
+    yield "volume bias"
+    assert (volume.low, volume.high) == pytest.approx((-1.96 * math.sqrt(2), 1.96 * math.sqrt(2)))
+    yield "limits of agreement"
+
+
 def in_figures(comparison):
     labels = torch.tensor([[[i % 2, 0, 0, 0]] for i in range(8)])
     stats = bin_statistics(torch.full((8, 1, 4), 0.25), labels, bins=10)
@@ -189,7 +229,7 @@ def in_figures(comparison):
 
 def test_over_cases_between_methods_and_in_figures_every_row_is_checked(rows, evaluation, comparison):
     checked = [*CASE_AND_CLASS, *over_cases(rows, evaluation, comparison), *between_methods(comparison)]
-    checked += in_figures(comparison)
+    checked += [*of_decisions(), *in_figures(comparison)]
     assert sorted(checked) == sorted(names_in_the_page())
 
 

@@ -1,10 +1,14 @@
 """The standard figures follow from saved evaluations alone."""
 
+from dataclasses import replace
+
 import matplotlib
 import pytest
+import torch
 
 from segcal import ConfigError, Evaluation
 from segcal._io.files import file_stems
+from segcal.decisions import DecisionSums
 from segcal.plots import write_figures
 
 
@@ -16,6 +20,23 @@ def test_the_standard_set_is_written_from_saved_evaluations(make_evaluation, tmp
     names = ["reliability-DSC-CE", "reliability-a-b-c", "histograms", "histograms-classes", "radar"]
     assert [path.name for path in written] == [f"{name}.png" for name in names]
     assert sorted((tmp_path / "new" / "figures").iterdir()) == sorted(written)
+
+
+def test_decisions_are_drawn_where_their_sums_are_known(make_evaluation, tmp_path):
+    old, new = make_evaluation(), with_decisions(make_evaluation())
+    written = write_figures({"old": old, "new": new}, tmp_path, formats=["svg"])
+    names = [path.name for path in written if path.name.startswith("decisions")]
+    assert names == [f"decisions-{name}.svg" for name in ("dice", "risk", "thresholds", "volumes")]
+    texts = [(tmp_path / name).read_text() for name in names]
+    assert all(">new<" in text and ">old<" not in text and ">tumour<" in text for text in texts)
+    assert ["average of classes" in text for text in texts] == [True, True, True, False]
+    assert "Volumes in voxels" in texts[3]
+
+
+def with_decisions(evaluation):
+    """As if every decided voxel had a probability of 0.8."""
+    sums = DecisionSums(0.8 * evaluation.overlap.predicted, *[torch.full_like(evaluation.overlap.true, torch.nan)] * 2)
+    return replace(evaluation, decisions=sums)
 
 
 def test_the_background_is_not_drawn(make_evaluation, tmp_path):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import time
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
 import torch
+from markup import Markup
 
 from segcal import Binning, BinStatistics, ConfigError, Evaluation, FileError, OverlapCounts, ScoreSums
 from segcal.comparison.comparison import compare
@@ -80,29 +79,6 @@ def read(evaluations):
 
 def write(tmp_path, evaluations, **options):
     return build_report(evaluations, tmp_path / "report.html", resamples=50, **options)
-
-
-class Markup(HTMLParser):
-    """The elements of a page, its text outside scripts, and the embedded data."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.elements, self.words, self.scripts = [], [], []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-
-    def handle_data(self, data):
-        (self.scripts if self.lasttag == "script" else self.words).append(data)
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
-
-    @property
-    def data(self):
-        return json.loads(next(text for text in self.scripts if text.startswith("{")))
 
 
 # What the words say
@@ -453,19 +429,6 @@ def test_many_cases_stay_small_and_quick(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no Chromium found to open the report with")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives Chromium")
-    flags = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium, args=flags.split())
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory):
     names = ["case_2", "case_10", HOSTILE[0], HOSTILE[1], HOSTILE[2]]
     options = {"cases": 5, "names": names, "classes": ["liver", "<b>tumour</b>"], "absent": [(1, 1)]}
@@ -476,23 +439,6 @@ def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     maps = [ReportMap("case_2", "a map", PNG), ReportMap(HOSTILE[1], "another", PNG)]
     return build_report({"old": old, "new": new.select(cases=[0, 1, 2, 3])}, folder / "r.html", maps=maps, resamples=50)
-
-
-@pytest.fixture
-def page(browser, report):
-    """The report in a fresh window; at the end nothing was fetched, printed to the console, or popped up."""
-    context = browser.new_context(viewport={"width": 1400, "height": 900})
-    opened = context.new_page()
-    troubles, requests = [], []
-    opened.on("console", lambda message: troubles.append(message.text))
-    opened.on("pageerror", lambda error: troubles.append(str(error)))
-    opened.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
-    opened.on("request", lambda request: requests.append(request.url))
-    opened.goto(report.as_uri())
-    yield opened
-    assert troubles == []
-    assert {url.split("#")[0] for url in requests if not url.startswith("data:image/png")} == {report.as_uri()}
-    context.close()
 
 
 def column(page, i):

@@ -97,11 +97,12 @@ def _show_summary(evaluation: Evaluation, *, background: bool) -> None:
     """The summary, and how much of its ACE chance alone would show."""
     from segcal.comparison.comparison import floors
     from segcal.comparison.tables import FLOOR_NOTE, SCORE_NOTE
+    from segcal.evaluation.agreement import agreement_lines
     from segcal.evaluation.tables import ALL_CLASSES, summary_table
 
     several = len(evaluation.classes) > 1
     labels = (*evaluation.classes, None) if several else evaluation.classes
     found = floors(evaluation)
     by_label = ", ".join(f"{label or ALL_CLASSES} {found['macro', label, 'ace']:.4f}" for label in labels)
-    notes = [f"Floor of the macro-ACE: {by_label}.", FLOOR_NOTE]
+    notes = [f"Floor of the macro-ACE: {by_label}.", FLOOR_NOTE, *agreement_lines(evaluation)]
     show_tables([summary_table(evaluation, background=background)], [SCORE_NOTE, *notes] if several else notes)

@@ -15,6 +15,7 @@ import segcal
 from segcal._io.files import csv_text, replacing, write_whole
 from segcal._io.jobs import Failure
 from segcal.errors import ConfigError
+from segcal.evaluation.agreement import agreement_content
 from segcal.evaluation.options import Options
 from segcal.evaluation.outcome import Outcome, as_plain
 from segcal.evaluation.sums import CaseSums
@@ -114,6 +115,7 @@ def _write_numbers(evaluation: Evaluation, outcome: Outcome, options: Options, o
             {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in zip(fields, row, strict=True)}
             for row in summary
         ],
+        "decisions": agreement_content(shown),
     }
     write_whole(out / "summary.json", json.dumps(content, indent=2, ensure_ascii=False).encode())
 

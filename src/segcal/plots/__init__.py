@@ -4,12 +4,13 @@ Each function draws on the axes or the figure that it is given and returns; noth
 changed and pyplot is never touched. A method has one colour everywhere (`method_colours`), all colours can be told
 apart by colour-blind readers, text is 7 points or larger at print size, and names are shown as they are spelt.
 
-Reading order: `style` (colours, sizes, text), `reliability`, `histograms`, `radar`, `probability`, `curves`, `pareto`
-(the figures), `saving` (files), `standard` (the set of figures that follows from saved evaluations).
+Reading order: `style` (colours, sizes, text), `reliability`, `histograms`, `radar`, `probability`, `curves`, `pareto`,
+`decisions` (the figures), `saving` (files), `standard` (the set of figures that follows from saved evaluations).
 """
 
 from segcal.plots.colors import method_colours
 from segcal.plots.curves import SensitivityPoint, memberships, sensitivity, sensitivity_figure
+from segcal.plots.decisions import dice_over_thresholds, dice_promises, risk_and_coverage, volume_differences
 from segcal.plots.histograms import histogram_grid, reliability_histogram
 from segcal.plots.pareto import TradeOff, pareto, pareto_figure
 from segcal.plots.probability import probability_map, probability_row
@@ -24,6 +25,8 @@ __all__ = [
     "PAGE_IN",
     "SensitivityPoint",
     "TradeOff",
+    "dice_over_thresholds",
+    "dice_promises",
     "figure_bytes",
     "histogram_grid",
     "memberships",
@@ -39,8 +42,10 @@ __all__ = [
     "reliability_diagram",
     "reliability_grid",
     "reliability_histogram",
+    "risk_and_coverage",
     "save_figure",
     "sensitivity",
     "sensitivity_figure",
+    "volume_differences",
     "write_figures",
 ]

@@ -10,10 +10,19 @@ from matplotlib.figure import Figure
 
 from segcal._io.files import file_stems
 from segcal.errors import ConfigError, one_of
+from segcal.evaluation.decisions import Agreement, agreements_of
 from segcal.evaluation.diagrams import Reliability, ReliabilityHistogram, reliability, reliability_histogram
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
 from segcal.plots.colors import method_colours
+from segcal.plots.decisions import (
+    Draw,
+    decision_grid,
+    dice_over_thresholds,
+    dice_promises,
+    risk_and_coverage,
+    volume_differences,
+)
 from segcal.plots.histograms import histogram_grid
 from segcal.plots.radar import radar_pair
 from segcal.plots.reliability import reliability_diagram, reliability_grid
@@ -21,7 +30,14 @@ from segcal.plots.saving import FORMATS, save_figure
 from segcal.plots.style import COLUMN_IN, PAGE_IN, default_settings, new_figure
 
 MOST_COLUMNS = 4  # of small diagrams beside each other
-ALL = "all classes, pooled"
+ALL, MEAN = "all classes, pooled", "average of classes"
+DECISIONS: dict[str, Draw] = {
+    "dice": dice_promises,
+    "risk": risk_and_coverage,
+    "thresholds": dice_over_thresholds,
+    "volumes": volume_differences,
+}
+"""Figures of decisions, by the end of their files' names."""
 
 
 def write_figures(
@@ -34,8 +50,9 @@ def write_figures(
     """Draw the standard figures of these methods, without the background, and write them to `out`; the paths.
 
     For each method reliability diagrams of the cohort; for all of them dataset reliability histograms, averaged over
-    classes and for each class, and radar plots of all and of complete cases. ConfigError for an unknown format, and
-    for evaluations that have not the same classes.
+    classes and for each class, and radar plots of all and of complete cases; of those with sums of decisions, what
+    these promised and what came of them. ConfigError for an unknown format, and for evaluations that have not the same
+    classes.
 
     evaluations: by the name of the method.
     out: folder for the files; it is made if it is not there.
@@ -84,6 +101,9 @@ def _figures(shown: Mapping[str, Evaluation], patients: str | None) -> Iterable[
     if len(radar_pair(figure, shown)) == 1:
         figure.set_size_inches(COLUMN_IN, 3.6)
     yield "radar", figure
+    agreements = agreements_of(shown)
+    for name, draw in DECISIONS.items() if agreements else ():
+        yield f"decisions-{name}", decision_figure(agreements, draw, colours=colours)
 
 
 def reliability_figure(evaluation: Evaluation, *, patients: str | None = None, colour: str) -> Figure:
@@ -114,4 +134,17 @@ def histogram_figure(
     side = min((width - 1.6) / columns, 2.6)  # beside it the colour bar and the rows' names
     figure = new_figure(width, 0.9 + len(histograms) * (side + 0.08))
     histogram_grid(figure, histograms, colours=colours)
+    return figure
+
+
+def decision_figure(agreements: Mapping[str, Agreement], draw: Draw, *, colours: Mapping[str, str]) -> Figure:
+    """One of the figures of decisions: of the mean of all classes, which has no volumes, and of each class."""
+    labels = {label: label or MEAN for label in sorted(next(iter(agreements.values())).labels, key=bool)}
+    if draw is volume_differences:
+        labels.pop(None, None)
+    columns = min(MOST_COLUMNS, len(labels))
+    width = COLUMN_IN if columns == 1 else PAGE_IN
+    rows = -(-len(labels) // columns)
+    figure = new_figure(width, 0.75 + rows * min(width / columns, 2.6))
+    decision_grid(figure, agreements, draw, labels=labels, colours=colours, columns=columns)
     return figure

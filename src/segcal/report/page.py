@@ -30,10 +30,11 @@ from segcal.evaluation.remarks import evaluation_notes, failed_cases
 from segcal.evaluation.tables import ALL_CLASSES
 from segcal.plots.colors import method_colours
 from segcal.report.content import case_data, chart_data, method_diagrams
+from segcal.report.decisions import decision_data, lacking
 from segcal.report.reading import reading
 from segcal.report.rendering import environment, method_style, png_text, policy, template_text
 
-SCRIPTS = ("svg.js", "charts.js", "cases.js", "report.js")
+SCRIPTS = ("svg.js", "charts.js", "cases.js", "decisions.js", "report.js")
 PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = (
     *(Column(metric, "macro") for metric in ("dice", "ace", "ece", "mce")),
@@ -145,7 +146,8 @@ def _page(
         paragraphs=reading(comparison, diagrams),
         maps=maps,
         evaluations=evaluations,
-        data=chart_data(comparison, matched, diagrams) | {"cases": cases},
+        data=chart_data(comparison, matched, diagrams)
+        | {"decisions": decision_data(comparison, matched, names), "cases": cases},
     )
 
 
@@ -214,6 +216,7 @@ def _render(
             notes=notes(replace(comparison, unmatched={})),  # those have a section of their own
             tables=[_table(comparison, which) for which in comparison.case_sets],
             others=list(_other_rows(comparison)),
+            undecided=lacking(data["decisions"], comparison.methods),
             missing=_missing(comparison.classes, data["cases"]),
             maps=[(picture, png_text(picture.png)) for picture in maps],
             known_cases=frozenset(data["cases"]["names"]),

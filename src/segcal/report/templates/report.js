@@ -147,6 +147,7 @@ drawGlance();
 onChoice("reliability-class", drawReliability);
 onChoice("spread-class", drawSpread);
 document.getElementById("spread-key").replaceChildren(...shadeKey());
+startDecisions();
 drawRadar();
 startTable();
 startMaps();
