@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from segcal.losses import ACELoss, LossTerms, SegmentationLoss
     from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
     from segcal.plots import write_figures
+    from segcal.quality.deciding import decide
     from segcal.report import build_report
     from segcal.scores import OverlapCounts, ScoreSums, brier, dice, nll
     from segcal.statistics import BinStatistics
@@ -65,6 +66,7 @@ _HOME = {
     "compare": "comparison.comparison",
     "write_figures": "plots",
     "build_report": "report",
+    "decide": "quality.deciding",
     "fit_calibrator": "calibration.fitting",
     "apply_calibrator": "calibration.applying",
     "SegcalError": "errors",
@@ -104,6 +106,7 @@ __all__ = [
     "brier",
     "build_report",
     "compare",
+    "decide",
     "dice",
     "ece",
     "equal_mass",
