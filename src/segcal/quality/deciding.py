@@ -248,7 +248,7 @@ def _reading(
         return _reading_of_quality(source, given, rule, found, calibrator)
     naming = read_naming(source, source, given)
     meant = _with_calibrator(naming.into(Options.of(given, bins=20, background=False)), calibrator)
-    check_names(naming, found, meant)
+    check_names(naming, found, meant, count=lambda files: open_maps(files, meant).classes)
     return meant
 
 
