@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
     from segcal.plots import write_figures
     from segcal.quality.applying import apply_quality
+    from segcal.quality.deciding import decide
     from segcal.quality.fitting import Quality, fit_quality, load_quality
     from segcal.quality.queue import Queue
     from segcal.report import build_report
@@ -78,6 +79,7 @@ _HOME = {
     "load_quality": "quality.fitting",
     "apply_quality": "quality.applying",
     "Queue": "quality.queue",
+    "decide": "quality.deciding",
     "fit_calibrator": "calibration.fitting",
     "apply_calibrator": "calibration.applying",
     "SegcalError": "errors",
@@ -122,6 +124,7 @@ __all__ = [
     "brier",
     "build_report",
     "compare",
+    "decide",
     "dice",
     "ece",
     "equal_mass",

@@ -8,6 +8,7 @@ from segcal.cli import (  # noqa: F401  the verbs
     calibration,
     comparison,
     datasets,
+    decisions,
     doctor,
     evaluation,
     quality,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -87,11 +87,22 @@ def calibrated_slabs(
     """
     orientation = orientation_of(case.grid.affine)
     for values, labels in [_whole(case)] if calibrator.spatial else case.slabs(slab_voxels(case.classes)):
-        logits = as_logits(values, options)
-        if calibrator.spatial:
-            logits = logits.reshape(-1, *case.shape)
-        result = transform_volume(calibrator, logits, orientation).flatten(1)
-        yield as_stored(result, options), labels, values if calibrator.keeps_decisions else None
+        new, ranked = through(calibrator, values, options, case.shape, orientation)
+        yield new, labels, ranked
+
+
+def through(
+    calibrator: Calibrator, values: Array, options: Options, shape: Sequence[int], orientation: Array
+) -> tuple[Array, Array | None]:
+    """Calibrated (class, voxel) values, and those before where the calibrator changes no decision.
+
+    A spatial calibrator needs them all, along the axes of a grid of this shape and orientation.
+    """
+    logits = as_logits(values, options)
+    if calibrator.spatial:
+        logits = logits.reshape(-1, *shape)
+    result = transform_volume(calibrator, logits, orientation).flatten(1)
+    return as_stored(result, options), values if calibrator.keeps_decisions else None
 
 
 def calibrated(calibrator: Calibrator, values: Array, options: Options, orientation: Array) -> Array:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from segcal.errors import GridError, ShapeError
 from segcal.evaluation.doubts import HARD_DECISIONS, MEANINGS, Watch
 from segcal.evaluation.options import Options, slab_voxels
 from segcal.evaluation.sums import CaseSums
-from segcal.evaluation.voxels import Slab, measure_voxels, sums_of_case
-from segcal.volumes import Case, CaseFiles, Prediction, PredictionFiles, open_case, open_prediction
+from segcal.evaluation.voxels import measure_voxels, sums_of_case
+from segcal.volumes import Case, CaseFiles, open_case
 
 if TYPE_CHECKING:
     from segcal.calibrators import Calibrator
@@ -54,44 +53,6 @@ def measure_case(
         )
         raise ShapeError(f"the volume must have voxels{ignored}; it has none.")
     return Measured(sums, (*doubts, HARD_DECISIONS) if watch.hard else doubts)
-
-
-def measure_prediction(files: PredictionFiles, options: Options, *, classes: int | None, threads: int) -> Measured:
-    """The sums of one case without labels: those that need labels are 0.
-
-    classes: how many channels it must have; None: any number.
-    """
-    prediction = open_prediction(files, classes=classes)
-    watch = Watch(logits=options.logits, overlapping=options.sigmoid)
-    shape: list[int] = []
-
-    def slabs() -> Iterator[Slab]:
-        for values, ranked in _values(prediction, options):
-            shape[:] = [sum(shape[:1]) + values.shape[1], *values.shape[2:]]
-            flat = values.reshape(len(values), -1)
-            before = flat if ranked is None else ranked.reshape(len(values), -1)
-            watch.see(before)
-            yield measure_voxels(flat, None, options, ranked=before, threads=threads)
-
-    sums = sums_of_case(slabs(), shape, voxel_ml=prediction.grid.voxel_ml)
-    if sums is None:
-        raise ShapeError("the volume must have voxels; it has none.")
-    return Measured(sums, (HARD_DECISIONS,) if watch.hard else ())
-
-
-def _values(prediction: Prediction, options: Options) -> Iterator[tuple[Array, Array | None]]:
-    """Values (class, ...), calibrated if they are to be, and what decisions are taken on, if it is something else."""
-    if options.calibrator is None:
-        yield from ((values, None) for values in prediction.slabs(slab_voxels(prediction.classes)))
-        return
-    from segcal.evaluation.calibrated import calibrated, loaded
-    from segcal.volumes.orientation import orientation_of
-
-    calibrator = loaded(options.calibrator, options.calibrator_fingerprint)
-    orientation = orientation_of(prediction.grid.affine)
-    for values in [prediction.read()] if calibrator.spatial else prediction.slabs(slab_voxels(prediction.classes)):
-        made = calibrated(calibrator, np.ascontiguousarray(values), options, orientation)
-        yield made, values if calibrator.keeps_decisions else None
 
 
 def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Iterator[tuple[Array, Array, Array | None]]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 from segcal._io.files import write_whole
 from segcal._io.parsing import parse_json
 from segcal.errors import ConfigError, SegcalError
 from segcal.evaluation.doubts import SAVE_PROBABILITIES
 from segcal.evaluation.options import Options, ReadOptions
-from segcal.volumes import CaseFiles, count_channels
+from segcal.volumes import count_channels
 from segcal.volumes.regions import (
     Regions,
     has_regions,
@@ -121,14 +121,16 @@ def _find_dataset_json(predictions: Path, labels: Path) -> str | None:
     return next((str(path) for path in paths if path.is_file()), None)
 
 
-def check_names(naming: Naming, cases: Sequence[CaseFiles], options: Options) -> None:
+def check_names(
+    naming: Naming, cases: Sequence[Any], options: Options, *, count: Callable[[Any], int] = count_channels
+) -> None:
     """Refuse names that are not those of the predictions' channels; headers tell, of the first case if it agrees."""
     if not naming.names or options.regions is not None:
         return
     numbers: Counter[int] = Counter()
     for files in cases:
         try:
-            numbers[count_channels(files)] += 1
+            numbers[count(files)] += 1
         except (SegcalError, OSError):
             continue  # whoever measures it says why
         if sum(numbers.values()) == 1 and not _fault(naming, next(iter(numbers)), options):

@@ -9,11 +9,10 @@ from pathlib import Path
 from segcal import __version__
 from segcal._io.files import stay_outside
 from segcal._io.jobs import Executor, Pool, keep_only, key_of, open_parts, stamp, threads_of, unchanged
-from segcal.calibrators import load_calibrator
-from segcal.errors import ConfigError, FileError
+from segcal.errors import ConfigError
 from segcal.evaluation.cohort import CaseJob, Progress, measure_parts
-from segcal.evaluation.measure import measure_prediction
 from segcal.evaluation.options import Options
+from segcal.evaluation.unlabelled import measure_prediction
 from segcal.quality.fitting import Quality, load_quality
 from segcal.quality.page import write_queue
 from segcal.quality.queue import Queue, make_queue
@@ -65,17 +64,18 @@ def apply_quality(
     learned = quality if isinstance(quality, Quality) else load_quality(quality)
     source, out = Path(predictions), Path(out)
     stay_outside(out, source, "predictions")
-    options = _with_calibrator(learned.options, calibrator)
-    classes = _channels(learned)
+    options = learned.reading(calibrator)
     threads = threads_of(workers) if executor is None else 1
     cases = [
         CaseJob(
             files.name,
-            key_of(__version__, files.name, [stamp(path) for path in files.predictions], asdict(options)),
+            key_of(
+                __version__, files.name, [stamp(path) for path in files.all], asdict(replace(options, calibrator=None))
+            ),
             _measure_files,
-            (files if executor is None else _absolute(files), options, classes, threads),
+            (files if executor is None else files.absolute(), options, threads),
         )
-        for files in find_predictions(source, classes=classes)
+        for files in find_predictions(source)
     ]
     with open_parts(out) as parts:
         outcome, kept = measure_parts(cases, options, parts, executor=executor or Pool(workers), progress=progress)
@@ -93,50 +93,7 @@ def apply_quality(
     return queue
 
 
-def _channels(quality: Quality) -> int | None:
-    """Of the predictions; None where classes are unions of channels."""
-    if quality.options.regions is not None:
-        return None if not quality.options.sigmoid else len(quality.classes)
-    single = quality.options.sigmoid or len(quality.classes) == 1
-    return None if single else len(quality.classes) + 1
-
-
-def _with_calibrator(options: Options, given: str | os.PathLike[str] | None) -> Options:
-    """With a calibrator's file of the fingerprint that was learned with."""
-    wanted = options.calibrator_fingerprint
-    if wanted is None:
-        if given is not None:
-            raise ConfigError(
-                "the quality file was learned without a calibrator; leave out --calibrator, or evaluate with it and "
-                "learn again."
-            )
-        return options
-    path = os.path.abspath(given or options.calibrator or "")
-    try:
-        found = load_calibrator(path).fingerprint
-    except (FileError, OSError) as error:
-        if given is not None:
-            raise
-        raise ConfigError(
-            f"the quality file was learned with a calibrator, which must be given with --calibrator: {path} cannot be "
-            f"read."
-        ) from error
-    if found != wanted:
-        raise ConfigError(
-            f"the calibrator must be the one that the quality file was learned with; {path} is another one."
-        )
-    return replace(options, calibrator=path)
-
-
-def _absolute(files: PredictionFiles) -> PredictionFiles:
-    """Elsewhere, another folder may be the current one."""
-    reference = None if files.reference is None else files.reference.absolute()
-    return replace(files, predictions=tuple(path.absolute() for path in files.predictions), reference=reference)
-
-
-def _measure_files(
-    files: PredictionFiles, options: Options, classes: int | None, threads: int, name: str, path: Path
-) -> None:
-    with unchanged(files.predictions):
-        sums, doubts = measure_prediction(files, options, classes=classes, threads=threads)
+def _measure_files(files: PredictionFiles, options: Options, threads: int, name: str, path: Path) -> None:
+    with unchanged(files.all):
+        sums, doubts = measure_prediction(files, options, threads=threads)
     sums.save(path, name, files.predictions, doubts=doubts)

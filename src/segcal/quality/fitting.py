@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from segcal import __version__
 from segcal._io.files import write_whole
 from segcal._io.parsing import parse_json
+from segcal.calibrators import load_calibrator
 from segcal.errors import ConfigError, FileError, check_seed
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
@@ -70,6 +71,35 @@ class Quality:
                 "fnr=0.1`."
             )
         return self.guarantee.bins(count, confidence)
+
+    def reading(self, calibrator: str | os.PathLike[str] | None = None) -> Options:
+        """How predictions are read: as those were that it was learned from, through the same calibrator.
+
+        calibrator: its file, where it is no longer in its place. ConfigError where it is another one.
+        """
+        wanted = self.options.calibrator_fingerprint
+        if wanted is None:
+            if calibrator is not None:
+                raise ConfigError(
+                    "the quality file was learned without a calibrator; leave out --calibrator, or evaluate with it "
+                    "and learn again."
+                )
+            return self.options
+        path = os.path.abspath(calibrator or self.options.calibrator or "")
+        try:
+            found = load_calibrator(path).fingerprint
+        except (FileError, OSError) as error:
+            if calibrator is not None:
+                raise
+            raise ConfigError(
+                f"the quality file was learned with a calibrator, which must be given with --calibrator: {path} cannot "
+                f"be read."
+            ) from error
+        if found != wanted:
+            raise ConfigError(
+                f"the calibrator must be the one that the quality file was learned with; {path} is another one."
+            )
+        return replace(self.options, calibrator=path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""

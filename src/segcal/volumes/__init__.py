@@ -9,7 +9,14 @@ values), `writing` (how files take them).
 from segcal.volumes.cases import Case, count_channels, open_case
 from segcal.volumes.grids import Grid
 from segcal.volumes.pairing import CaseFiles, Pairing, pair_cases
-from segcal.volumes.predictions import Prediction, PredictionFiles, find_predictions, open_prediction, places
+from segcal.volumes.predictions import (
+    Prediction,
+    PredictionFiles,
+    find_predictions,
+    open_prediction,
+    place_of_labels,
+    places,
+)
 
 __all__ = [
     "Case",
@@ -23,5 +30,6 @@ __all__ = [
     "open_case",
     "open_prediction",
     "pair_cases",
+    "place_of_labels",
     "places",
 ]

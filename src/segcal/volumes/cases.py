@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,7 +75,7 @@ class Case:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The lengths of the axes in the order in which slabs go through them, the last one fastest."""
-        views = _in_stored_order(self._label_view, *(source.view for source in self._sources))
+        views = in_stored_order(self._label_view, *(source.view for source in self._sources))
         return views[0].shape[1:]
 
     def slabs(self, most_voxels: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
@@ -86,8 +86,8 @@ class Case:
         """
         if most_voxels < 1:
             raise ConfigError(f"most_voxels must be at least 1; got {most_voxels}.")
-        views = _in_stored_order(self._label_view, *(source.view for source in self._sources))
-        for box in _boxes(views[0].shape[1:], most_voxels):
+        views = in_stored_order(self._label_view, *(source.view for source in self._sources))
+        for box in boxes(views[0].shape[1:], most_voxels):
             yield self._block([view[(slice(None), *box)] for view in views])
 
     def voxels(self, box: tuple[slice, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -102,7 +102,7 @@ class Case:
         if label is None:
             raise FileError(f"{self.name}: the case must be open; it has been closed.")
         label_view, *blocks = views
-        probabilities, labels = self._probabilities(blocks), whole_numbers(self.name, label_view, label)
+        probabilities, labels = gather(self._sources, blocks), whole_numbers(self.name, label_view, label)
         self.watch(probabilities)
         for stored in (label, *(source.stored for source in self._sources)):
             stored.release()
@@ -118,18 +118,20 @@ class Case:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _probabilities(self, blocks: list[NDArray[Any]]) -> NDArray[Any]:
-        """Blocks of all sources as one array (class, voxel); without a copy where memory holds just that."""
-        first, block = self._sources[0], blocks[0]
-        in_memory = len(blocks) == 1 and first.as_stored and first.stored.mapping is None
-        if in_memory and block.dtype == first.type and block.flags.c_contiguous:
-            return block.reshape(self.classes, -1)
-        out = np.empty((self.classes, math.prod(block.shape[1:])), np.result_type(*(s.type for s in self._sources)))
-        row = 0
-        for source, block in zip(self._sources, blocks, strict=True):
-            source.read(block, out[row : row + len(block)])
-            row += len(block)
-        return out
+
+def gather(sources: Sequence[Source], blocks: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Blocks of all sources as one array (class, voxel); without a copy where memory holds just that."""
+    first, block = sources[0], blocks[0]
+    in_memory = len(blocks) == 1 and first.as_stored and first.stored.mapping is None
+    if in_memory and block.dtype == first.type and block.flags.c_contiguous:
+        return block.reshape(len(block), -1)
+    classes = sum(len(block) for block in blocks)
+    out = np.empty((classes, math.prod(block.shape[1:])), np.result_type(*(source.type for source in sources)))
+    row = 0
+    for source, block in zip(sources, blocks, strict=True):
+        source.read(block, out[row : row + len(block)])
+        row += len(block)
+    return out
 
 
 def open_case(files: CaseFiles) -> Case:
@@ -184,8 +186,8 @@ def _largest(sources: list[Source]) -> int:
     """The largest integer, or the first found beyond those of label maps; 0 where there is none."""
     largest = 0
     for source in sources:
-        (view,) = _in_stored_order(source.view)
-        for box in _boxes(view.shape[1:], _SCAN_VOXELS):
+        (view,) = in_stored_order(source.view)
+        for box in boxes(view.shape[1:], _SCAN_VOXELS):
             largest = max(largest, int(view[(slice(None), *box)].max()))
             if largest > _MOST_CLASSES:
                 return largest
@@ -198,9 +200,9 @@ def _hard(case: str, sources: list[Source]) -> bool:
 
     Other zeros and ones could mean 1 or 1/255: that is not for us to guess, and is refused.
     """
-    views = _in_stored_order(*(source.view for source in sources))
+    views = in_stored_order(*(source.view for source in sources))
     chooses = empty = True
-    for box in _boxes(views[0].shape[1:], _SCAN_VOXELS):
+    for box in boxes(views[0].shape[1:], _SCAN_VOXELS):
         total = sum(view[(slice(None), *box)].sum(0, dtype=np.float64) for view in views)
         chooses, empty = chooses and bool(np.all(total == 1)), empty and not np.any(total)
     if chooses or empty or sum(len(view) for view in views) == 1:
@@ -211,7 +213,7 @@ def _hard(case: str, sources: list[Source]) -> bool:
     )
 
 
-def _in_stored_order(*views: NDArray[Any]) -> list[NDArray[Any]]:
+def in_stored_order(*views: NDArray[Any]) -> list[NDArray[Any]]:
     """The views (class, space) with the axes of space turned alike, so that the last one runs through memory in order.
 
     Voxels may come in any order, but it must be the same for all; the last view, a prediction, chooses.
@@ -222,10 +224,10 @@ def _in_stored_order(*views: NDArray[Any]) -> list[NDArray[Any]]:
     return [view[(slice(None), *flips)].transpose(0, *(1 + order)) for view in views]
 
 
-def _boxes(shape: tuple[int, ...], most_voxels: int) -> Iterator[tuple[slice, ...]]:
+def boxes(shape: tuple[int, ...], most_voxels: int) -> Iterator[tuple[slice, ...]]:
     """Boxes of at most `most_voxels` voxels that fill the shape, each one run of memory where the array is.
 
-    >>> [[(s.start, s.stop) for s in box] for box in _boxes((2, 3), 2)]
+    >>> [[(s.start, s.stop) for s in box] for box in boxes((2, 3), 2)]
     [[(0, 1), (0, 2)], [(0, 1), (2, 3)], [(1, 2), (0, 2)], [(1, 2), (2, 3)]]
     """
     if not shape:
@@ -236,7 +238,7 @@ def _boxes(shape: tuple[int, ...], most_voxels: int) -> Iterator[tuple[slice, ..
     whole = tuple(slice(0, length) for length in shape[1:])
     for start in range(0, shape[0], step):
         rows = slice(start, min(start + step, shape[0]))
-        for rest in [whole] if inner <= most_voxels else _boxes(shape[1:], most_voxels):
+        for rest in [whole] if inner <= most_voxels else boxes(shape[1:], most_voxels):
             yield (rows, *rest)
 
 

@@ -19,20 +19,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal._io.files import new_file
+from segcal._io.files import new_file, writing
 from segcal.errors import ConfigError, FileError, ShapeError
 from segcal.volumes.arrays import (
     EXTENSIONS,
+    NNUNET_KEYS,
     StoredArray,
     read_array,
     refuse_objects,
     stem_of,
 )
-from segcal.volumes.cases import PROBABILITY_KEYS, Source, with_full_scale
+from segcal.volumes.cases import PROBABILITY_KEYS, Source, boxes, gather, in_stored_order, with_full_scale
 from segcal.volumes.grids import Grid, arrange, space_of_one_class
 from segcal.volumes.mismatch import files_in
 from segcal.volumes.pairing import Claim, Numbered, claims_of_predictions, is_array, name_of_prediction
-from segcal.volumes.writing import FLOAT32, Form, fill, own_form, room_for, write_like, write_maps
+from segcal.volumes.writing import FLOAT32, Form, fill, own_form, room_for, write_like, write_maps, write_npy
 
 _WHOLE = (slice(None),) * 3
 Change = Callable[[NDArray[Any]], NDArray[Any]]
@@ -49,6 +50,16 @@ class PredictionFiles:
     name: str
     predictions: tuple[Path, ...]
     reference: Path | None = None
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file that is read."""
+        return self.predictions if self.reference is None else (*self.predictions, self.reference)
+
+    def absolute(self) -> PredictionFiles:
+        """The same for those who have another current folder."""
+        reference = None if self.reference is None else self.reference.absolute()
+        return PredictionFiles(self.name, tuple(path.absolute() for path in self.predictions), reference)
 
 
 def find_predictions(path: Path, *, classes: int | None = None) -> list[PredictionFiles]:
@@ -136,6 +147,18 @@ def places(files: PredictionFiles, root: Path, *, nifti: bool = False) -> list[P
     return [path.with_name(f"{stem_of(path)}.nii.gz") if nifti and is_array(path) else path for path in found]
 
 
+def place_of_labels(files: PredictionFiles, root: Path) -> Path:
+    """Where the label map of a prediction goes, under the place of `root`: an image, or an array where there is none.
+
+    That of an array with a label map beside it, as nnU-Net has them, is an image in the place of that.
+    """
+    first = files.predictions[0].relative_to(root)
+    ending = ".nii" if first.suffix.lower() == ".nii" else ".nii.gz"
+    if is_array(first) and files.reference is None:
+        ending = ".npy"
+    return first.with_name(f"{files.name}{ending}")
+
+
 def open_prediction(files: PredictionFiles, *, classes: int | None = None) -> Prediction:
     """The prediction in these files; `ShapeError` where it has not as many `classes` as are asked for.
 
@@ -160,6 +183,9 @@ class Prediction:
         self.name = files.name
         self._given, self._files = files, files.predictions
         self._reference, self._wanted = reference, classes
+        self._held: list[Source] | None = None
+        # Without an image beside it, what nnU-Net stores as (class, z, y, x) is read in reverse all the same.
+        self._reversed = stored[0].key in NNUNET_KEYS and reference is None
         views, self.grid = self._arrange(stored)
         self.classes = sum(len(view) for view in views)
 
@@ -170,12 +196,66 @@ class Prediction:
         """
         return _values(self._sources(), _WHOLE)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, files are read once, whatever is asked for and how often."""
+        self._held = self._sources()
+        try:
+            yield
+        finally:
+            self._held = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the grid, with a third axis of length one for images that have two."""
+        return (*self.grid.shape, 1)[:3]
+
     def slabs(self, most_voxels: int) -> Iterator[NDArray[Any]]:
-        """The values (class, part of the slowest axis, the other axes), of about so many voxels after each other."""
+        """Values (class, voxel) of at most so many voxels each, in the order in which they are stored.
+
+        A slab may be a view of what is held: read it, do not write to it.
+        """
         sources = self._sources()
-        axis = _slowest_axis(sources[0].view)
-        for box in _boxes_along(sources[0].view, most_voxels):
-            yield np.moveaxis(_values(sources, box), 1 + axis, 1)
+        views = in_stored_order(*(source.view for source in sources))
+        for box in boxes(views[0].shape[1:], most_voxels):
+            yield gather(sources, [view[(slice(None), *box)] for view in views])
+            for source in sources:
+                source.stored.release()
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The lengths of the axes in the order in which slabs go through them, the last one fastest."""
+        (view,) = in_stored_order(self._sources()[-1].view)
+        return view.shape[1:]
+
+    def on_grid(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """What slabs became, (channel, voxel) in their order, as (channel, x, y, z)."""
+        found = np.empty((len(rows), *self.shape), rows.dtype)
+        turned, _ = in_stored_order(found, self._sources()[-1].view)
+        turned[...] = rows.reshape(turned.shape)
+        return found
+
+    def write_labels(self, labels: NDArray[Any], target: Path) -> None:
+        """Write labels (x, y, z), or masks (channel, x, y, z), as the image or array that `target` is named.
+
+        An image has the header of the prediction's, or of the reference beside an array. An array has the axes of
+        space as the prediction has them, below that of the channels.
+        """
+        with writing(target.parent):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        masks, flat = labels.ndim == 4, len(self.grid.shape) == 2
+        if target.suffix == ".npy":
+            labels = labels[..., 0] if flat else labels
+            if self._reversed:
+                labels = np.moveaxis(labels.T, -1, 0) if masks else labels.T
+            with new_file(target) as file:
+                write_npy(file, np.ascontiguousarray(labels))
+            return
+        like = self._image_beside() if is_array(self._files[0]) else self._files[0]
+        labels = labels[..., 0] if flat and not masks else labels
+        values = labels.transpose(0, 3, 2, 1) if masks else labels.T  # the first axis of the image runs fastest
+        with _naming(self.name), new_file(target) as file:
+            write_maps(file, like, np.ascontiguousarray(values), compressed=target.suffix == ".gz")
 
     def rewrite(
         self, change: Change, folder: Path, root: Path, *, nifti: bool = False, most_voxels: int | None = None
@@ -250,6 +330,8 @@ class Prediction:
         return arrange(self.name, stored, classes=self._wanted, reference=self._reference)
 
     def _sources(self) -> list[Source]:
+        if self._held is not None:
+            return self._held
         with _naming(self.name):
             stored = [read_array(path, keys=PROBABILITY_KEYS) for path in self._files]
         views, _ = self._arrange(stored)
@@ -266,14 +348,9 @@ class Prediction:
         return tuple(folder / place for place in places(self._given, base, nifti=nifti))
 
 
-def _slowest_axis(view: NDArray[Any]) -> int:
-    """Of (class, x, y, z), the one of space that the file goes through last."""
-    return int(np.argmax(np.abs(view.strides[1:])))
-
-
 def _boxes_along(view: NDArray[Any], most_voxels: int) -> Iterator[tuple[slice, ...]]:
     """Boxes of about so many voxels, along the axis of (class, x, y, z) that the file goes through last."""
-    axis = _slowest_axis(view)
+    axis = int(np.argmax(np.abs(view.strides[1:])))
     length = view.shape[1 + axis]
     step = max(1, most_voxels * length // math.prod(view.shape[1:]))
     for start in range(0, length, step):

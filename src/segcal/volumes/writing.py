@@ -88,7 +88,7 @@ def write_like(file: BinaryIO, source: Path, new: StoredArray, form: Form | None
     elif new.key is not None:
         _write_npz(file, source, f"{new.key}.npy", new.values)
     else:
-        _write_npy(file, new.values)
+        write_npy(file, new.values)
 
 
 def _write_nifti(file: BinaryIO, source: Path, values: NDArray[Any], form: Form | None) -> None:
@@ -106,21 +106,25 @@ def _write_nifti(file: BinaryIO, source: Path, values: NDArray[Any], form: Form 
         _write_numbers(stream, values.T)
 
 
-def write_maps(file: BinaryIO, reference: Path, values: NDArray[Any]) -> None:
-    """Values (class, z, y, x) as a compressed image (x, y, z, class) in the place of the reference."""
+def write_maps(file: BinaryIO, reference: Path, values: NDArray[Any], *, compressed: bool = True) -> None:
+    """Values (class, z, y, x), or (z, y, x), as an image (x, y, z, class), or (x, y, z), in the place of the reference.
+
+    The image has their type.
+    """
     header, _, _ = read_nifti_start(reference)
     header.set_data_shape(values.T.shape)
-    header.set_data_dtype(np.float32)
+    header.set_data_dtype(values.dtype)
     header["pixdim"][4], header["scl_slope"], header["scl_inter"] = 1, 1, 0
     header["vox_offset"] = len(header.binaryblock) + 4
-    for name in ("cal_min", "cal_max", "intent_code"):  # of labels
+    for name in ("cal_min", "cal_max", "intent_code"):  # of other values
         header[name] = 0
-    with gzip_into(file) as stream:
+    with gzip_into(file) if compressed else nullcontext(file) as stream:
         stream.write(header.binaryblock + bytes(4))  # no extensions
         _write_numbers(stream, values.astype(header.get_data_dtype(), copy=False))
 
 
-def _write_npy(file: BinaryIO, values: NDArray[Any]) -> None:
+def write_npy(file: BinaryIO, values: NDArray[Any]) -> None:
+    """A contiguous array as an .npy file."""
     layout = npy.header_data_from_array_1_0(values)
     npy.write_array_header_1_0(file, layout)
     _write_numbers(file, values.T if layout["fortran_order"] else values)
@@ -142,7 +146,7 @@ def _write_npz(file: BinaryIO, source: Path, name: str, values: NDArray[Any]) ->
                 for member in old.infolist():
                     with new.open(member.filename, "w", force_zip64=True) as stream:
                         if member.filename == name:
-                            _write_npy(cast(BinaryIO, stream), values)
+                            write_npy(cast(BinaryIO, stream), values)
                         else:
                             with old.open(member) as other:
                                 shutil.copyfileobj(other, stream)

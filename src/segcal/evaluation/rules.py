@@ -1,0 +1,125 @@
+"""From probabilities to decisions, by a threshold for each class. All in numpy, as the sums are.
+
+A voxel is wanted by every class whose probability reaches the class's threshold. Where classes overlap, that is the
+decision. Of exclusive classes one gets it, by the largest score (a line in the probability), and the background what
+nobody wants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.evaluation.options import Options
+from segcal.evaluation.voxels import region_values, sigmoid, softmax
+from segcal.kernels.spec import HAS_NUMBA
+
+Array = NDArray[Any]
+BLOCK = 1 << 15  # voxels that are decided together, in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """What a voxel must reach to be of each class but the background, (class,) float64.
+
+    lowest: times the number of bins: a class wants a voxel where p * bins >= lowest; infinite: it wants none. The
+        product of a float32 and 1,200 is exact in float64, so that decisions agree with bins on every edge.
+    slope, offset: an exclusive voxel goes to the class with the largest slope * p + offset.
+    """
+
+    lowest: Array
+    slope: Array
+    offset: Array
+
+    @staticmethod
+    def at(threshold: float, classes: int, bins: int) -> Cuts:
+        """One threshold for all; the most probable class gets a voxel."""
+        lowest = threshold * bins
+        near = round(lowest)
+        lowest = near if abs(near - lowest) < 1e-9 * bins else lowest  # 0.7 means an edge, as 840 of 1,200 bins is one
+        return Cuts(np.full(classes, float(lowest)), np.ones(classes), np.zeros(classes))
+
+    @staticmethod
+    def for_dice(places: Array, dice: Array, count: Array, confidence: Array) -> Cuts:
+        """At these bins, with the Dice that they promise, of (class, bin) sums.
+
+        A voxel goes where it adds most to the mean of the expected Dice: 2 (p - dice / 2) / (decided + expected) is
+        the derivative of 2 right / (decided + expected) by a further voxel.
+        """
+        decided = np.array([row[place:].sum() for row, place in zip(count, places, strict=True)])
+        scale = 2 / np.maximum(decided + confidence.sum(1), np.finfo(float).tiny)
+        return Cuts(_lowest(places, count.shape[1]), scale, -scale * dice / 2)
+
+    @staticmethod
+    def at_bins(places: Array, bins: int) -> Cuts:
+        """At these bins; a voxel goes to the class whose threshold it exceeds by the largest factor."""
+        return Cuts(_lowest(places, bins), bins / np.maximum(places, 0.5), np.zeros(len(places)))
+
+
+def _lowest(places: Array, bins: int) -> Array:
+    return np.where(places >= bins, np.inf, places).astype(np.float64)
+
+
+class Chosen(NamedTuple):
+    """What was decided of some voxels.
+
+    decided: the class of each (voxel), 0: background; or yes or no (class, voxel), without the background.
+    sums: (2, class) without the background: voxels, and the sum of their probabilities.
+    contested: voxels that several classes wanted.
+    """
+
+    decided: Array
+    sums: Array
+    contested: int
+
+
+def probabilities_of(values: Array, options: Options) -> Array:
+    """What `measure_voxels` measures of (class, voxel) values: probabilities of classes, or of regions."""
+    overlapping = options.sigmoid or len(values) == 1
+    if options.logits:
+        values = sigmoid(values) if overlapping else softmax(values)
+    return region_values(values, options) if overlapping or options.regions is not None else values
+
+
+def choose_classes(probabilities: Array, cuts: Cuts, bins: int, *, threads: int = 1) -> Chosen:
+    """Decisions on exclusive classes (class, voxel), the background first."""
+    if HAS_NUMBA:
+        from segcal.kernels.numba_decide import choose
+
+        places, sums = choose(probabilities, (cuts.lowest, cuts.slope, cuts.offset), bins, threads=threads)
+        return Chosen(places, sums[:2, 1:], int(sums[2, 0]))
+    return choose_slowly(probabilities, cuts, bins)
+
+
+def choose_slowly(probabilities: Array, cuts: Cuts, bins: int) -> Chosen:
+    """The same, without numba."""
+    classes, voxels = probabilities.shape
+    places = np.empty(voxels, np.uint8 if classes <= 256 else np.int32)
+    sums, contested = np.zeros((2, classes)), 0
+    for start in range(0, voxels, BLOCK):
+        block = slice(start, start + BLOCK)
+        p = probabilities[1:, block].astype(np.float64)
+        wanted = p * bins >= cuts.lowest[:, None]
+        scores = np.where(wanted, cuts.slope[:, None] * p + cuts.offset[:, None], -np.inf)
+        chosen = np.where(wanted.any(0), 1 + scores.argmax(0), 0)
+        own = np.take_along_axis(p, np.maximum(chosen - 1, 0)[None], 0)[0]
+        places[block] = chosen
+        sums += [np.bincount(chosen, minlength=classes), np.bincount(chosen, own, minlength=classes)]
+        contested += int((wanted.sum(0) > 1).sum())
+    return Chosen(places, sums[:, 1:], contested)
+
+
+def choose_masks(probabilities: Array, cuts: Cuts, bins: int) -> Chosen:
+    """Decisions on each (class, voxel) by itself; none of them is the background's."""
+    masks = np.empty(probabilities.shape, bool)
+    sums = np.zeros((2, len(masks)))
+    for c, (row, lowest) in enumerate(zip(probabilities, cuts.lowest, strict=True)):
+        for start in range(0, len(row), BLOCK):
+            p = row[start : start + BLOCK].astype(np.float64)
+            wanted = p * bins >= lowest
+            masks[c, start : start + BLOCK] = wanted
+            sums[:, c] += wanted.sum(), p[wanted].sum()
+    return Chosen(masks, sums, 0)
