@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from segcal._io.lazy import attach
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from segcal.binning import Binning

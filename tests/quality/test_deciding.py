@@ -2,8 +2,6 @@
 
 import csv
 import json
-import sys
-import types
 
 import nibabel
 import numpy as np
@@ -17,8 +15,13 @@ from segcal import ConfigError, ReadOptions, Regions, apply_calibrator, decide, 
 from segcal.calibrators import Temperature
 from segcal.cli import app
 from segcal.evaluation import deciding as of_a_case
+from segcal.evaluation import unlabelled
 from segcal.evaluation.options import Options
 from segcal.evaluation.rules import Cuts, choose_classes, choose_masks, choose_slowly
+from segcal.quality.fitting import Quality
+from segcal.quality.promises import ARRAYS, Reference
+from segcal.quality.risk import Guarantee, Learned
+from segcal.quality.summaries import NAMES
 
 SHAPE = (7, 6, 5)
 BINS = 1200
@@ -336,7 +339,7 @@ def test_slabs_do_not_matter(folder, monkeypatch):
     image = nibabel.load(folder / "maps" / "case_0.nii.gz")
     nibabel.save(image, folder / "maps" / "plain.nii")
     decide(folder / "maps", folder / "a", rule="dice")
-    monkeypatch.setattr(of_a_case, "slab_voxels", lambda classes: 17)
+    monkeypatch.setattr(unlabelled, "slab_voxels", lambda classes: 17)
     decide(folder / "maps", folder / "b", rule="dice")
     for name in ("case_0.nii.gz", "case_3.nii.gz", "plain.nii"):
         assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes()
@@ -463,28 +466,20 @@ def test_probabilities_given_as_logits_and_label_maps_are_refused(folder):
     assert "this looks like a label map" in decided.failures[0].message
 
 
-class Quality:
-    """As `quality fit` makes it: thresholds that depend on the case."""
-
-    classes = ("class 1", "class 2")
-
-    def __init__(self, options):
-        self.options = options
-
-    def thresholds(self, count, confidence):
-        assert count.shape == confidence.shape == (2, BINS)
-        return np.array([300, 240 if count.sum() < 10_000 else BINS])
-
-
 @pytest.fixture
-def quality(monkeypatch, tmp_path):
-    """A quality file, and what is read from it."""
-    found = Quality(Options())
-    monkeypatch.setitem(sys.modules, "segcal.quality.fitting", types.SimpleNamespace(load_quality=lambda path: found))
-    deciding._quality.cache_clear()
-    (tmp_path / "quality.json").write_text("{}")
-    yield found
-    deciding._quality.cache_clear()
+def quality(tmp_path):
+    """A quality file of two classes with thresholds of 300 and 240 bins."""
+
+    def write(*names: str) -> None:
+        cases, classes = 9, len(names)
+        plain = {name: np.zeros((cases, classes)) for name in ARRAYS}
+        plain |= {"features": np.zeros((cases, classes, len(NAMES))), "patients": np.arange(cases)}
+        learned = tuple(Learned(place, cases, 0.05) for place in (300.0, 240.0))
+        guarantee = Guarantee("fnr", 0.1, False, learned)
+        Quality(names, 0.9, Options(), Reference(**plain), (), guarantee).save(tmp_path / "quality.json")
+
+    write("class 1", "class 2")
+    return write
 
 
 def test_thresholds_of_a_quality_file_give_contested_voxels_to_the_larger_factor(folder, quality):
@@ -509,9 +504,9 @@ def test_thresholds_of_a_quality_file_give_contested_voxels_to_the_larger_factor
 def test_a_quality_file_of_other_classes_or_another_calibrator_is_refused(folder, quality):
     Temperature(2.0).save(folder / "c.json")
     rule = folder / "quality.json"
-    with pytest.raises(ConfigError, match=r"the calibrator must be the one .* none: leave out --calibrator"):
+    with pytest.raises(ConfigError, match="learned without a calibrator; leave out --calibrator"):
         decide(folder / "maps", folder / "out", rule=rule, calibrator=folder / "c.json")
-    quality.classes = ("liver", "tumour")
+    quality("liver", "tumour")
     with pytest.raises(ConfigError, match=r"must have the classes of .*, liver, tumour; they have class 1, class 2"):
         decide(folder / "maps", folder / "out", rule=rule)
 
