@@ -8,7 +8,6 @@ from segcal.cli import (  # noqa: F401  the verbs
     calibration,
     comparison,
     datasets,
-    decisions,
     doctor,
     evaluation,
     quality,

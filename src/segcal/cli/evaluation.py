@@ -94,7 +94,7 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
 
 
 def _show_summary(evaluation: Evaluation, *, background: bool) -> None:
-    """The summary, and how much of its ACE chance alone would show."""
+    """The summary, how far decisions kept what they promised, and how much of the ACE chance alone would show."""
     from segcal.comparison.comparison import floors
     from segcal.comparison.tables import FLOOR_NOTE, SCORE_NOTE
     from segcal.evaluation.agreement import agreement_lines
@@ -104,5 +104,7 @@ def _show_summary(evaluation: Evaluation, *, background: bool) -> None:
     labels = (*evaluation.classes, None) if several else evaluation.classes
     found = floors(evaluation)
     by_label = ", ".join(f"{label or ALL_CLASSES} {found['macro', label, 'ace']:.4f}" for label in labels)
-    notes = [f"Floor of the macro-ACE: {by_label}.", FLOOR_NOTE, *agreement_lines(evaluation)]
-    show_tables([summary_table(evaluation, background=background)], [SCORE_NOTE, *notes] if several else notes)
+    notes = [f"Floor of the macro-ACE: {by_label}.", FLOOR_NOTE]
+    kept = agreement_lines(evaluation)
+    told = [*kept, SCORE_NOTE, *notes] if several else [*kept, *notes]
+    show_tables([summary_table(evaluation, background=background)], told)

@@ -74,9 +74,9 @@ def _record(found: ClassAgreement, unit: str) -> dict[str, Any]:
         "promised": [rounded(curves.promised.threshold), rounded(curves.promised.expected_dice)],
         "volumes": volume
         and {
-            "mean": _rounded(volume.mean),
-            "difference": _rounded(volume.difference),
-            "limits": [rounded(x) for x in (volume.low, volume.bias, volume.high)],
+            "mean": _shortened(volume.mean),
+            "difference": _shortened(volume.difference),
+            "limits": _shortened(np.array([volume.low, volume.bias, volume.high])),
         },
         "table": _table(found, unit),
     }
@@ -139,3 +139,8 @@ def _thinned(values: np.ndarray[Any, Any]) -> list[Any]:
 
 def _rounded(values: np.ndarray[Any, Any]) -> list[Any]:
     return [rounded(x) for x in values.tolist()]
+
+
+def _shortened(values: np.ndarray[Any, Any]) -> list[float | None]:
+    """To five significant digits: a volume may be a thousandth of a millilitre, or a litre."""
+    return [None if math.isnan(x) else float(f"{x:.5g}") for x in values.tolist()]
