@@ -11,10 +11,10 @@ from PIL import Image
 
 from segcal import ConfigError, FileError, GridError, RangeError, ReadOptions, Regions, ShapeError, evaluate
 from segcal.evaluation.options import Options
+from segcal.plots import figure_bytes
 from segcal.plots.maps import (
     case_maps,
     find_image,
-    map_png,
     options_of,
     slice_of_largest_disagreement,
     worst_case_maps,
@@ -192,7 +192,7 @@ def test_an_image_elsewhere_is_refused(case, tmp_path):
 
 
 def test_a_png_for_a_page_is_small_and_whole(case):
-    image = Image.open(io.BytesIO(map_png({"m": case["wrong"]}, case["labels"], 1, dpi=100)))
+    image = Image.open(io.BytesIO(figure_bytes(case_maps({"m": case["wrong"]}, case["labels"], 1), dpi=100)))
     image.load()
     assert image.size[0] == 716
 

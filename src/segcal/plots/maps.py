@@ -26,7 +26,7 @@ from segcal.evaluation.options import Options
 from segcal.evaluation.results import class_names
 from segcal.evaluation.voxels import not_probabilities, places_of, regions_of, sigmoid, softmax
 from segcal.plots.probability import probability_row, row_height_in
-from segcal.plots.saving import figure_bytes, save_figure
+from segcal.plots.saving import save_figure
 from segcal.plots.style import PAGE_IN, default_settings, new_figure
 from segcal.scores import dice
 from segcal.volumes import Case, CaseFiles, Grid, open_case, pair_cases
@@ -112,13 +112,6 @@ def case_maps(
     shown = None if image is None else _image_plane(name, image, labels, place, image_channel)
     slice_told = "" if place.flat else f", slice {place.index}"
     return _draw(f"{name}\n{place.class_name}{slice_told}", planes, shown, _View.of(place), zoom=zoom)
-
-
-def map_png(
-    predictions: Mapping[str, Files], labels: Path, class_name: str | int, *, dpi: int = 200, **how: Any
-) -> bytes:
-    """What `case_maps` draws, as a PNG file to be embedded in a page."""
-    return figure_bytes(case_maps(predictions, labels, class_name, **how), dpi=dpi)
 
 
 def worst_cases(*evaluations: Evaluation, number: int = 10) -> list[str]:
