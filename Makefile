@@ -34,7 +34,7 @@ test: setup browser
 test-adapters: peers
 	$(MAKE) --no-print-directory --jobs $(PROCESSES) --output-sync $(ADAPTERS:%=test-%)
 
-$(ADAPTERS:%=test-%): test-%:
+$(ADAPTERS:%=test-%): test-%: peers
 	OMP_NUM_THREADS=1 .peers/$(if $(filter nnunet,$*),nnunet,others)/bin/python -m pytest -m peers tests/adapters/test_$*.py
 
 peers: $(PEERS:%=.peers/%/ready)

@@ -9,15 +9,14 @@ import pytest
 from matplotlib.text import Text
 from PIL import Image
 
-from segcal import ConfigError, FileError, GridError, RangeError, ReadOptions, Regions, ShapeError, evaluate
+from segcal import ConfigError, FileError, GridError, RangeError, ReadOptions, Regions, evaluate
 from segcal.evaluation.options import Options
+from segcal.plots import figure_bytes
 from segcal.plots.maps import (
     case_maps,
     find_image,
-    map_png,
     options_of,
-    slice_of_largest_disagreement,
-    worst_case_maps,
+    worst_case_figures,
     worst_cases,
 )
 
@@ -57,23 +56,12 @@ def panels(figure):
     return axes[0].images[0].get_array().T, [ax.images[1].get_array().T for ax in axes[1:] if len(ax.images) == 2]
 
 
-def test_the_slice_of_largest_disagreement_is_found_along_the_coarsest_axis():
-    labels = np.zeros((3, 4, 5))
-    probabilities = np.zeros((2, 3, 4, 5))
-    probabilities[0, 1, 2, 3] = 0.9
-    probabilities[1, :, 0, 1] = 0.31  # three voxels: 0.93
-    assert slice_of_largest_disagreement(probabilities, labels) == (2, 1)
-    assert slice_of_largest_disagreement(probabilities[0], labels) == (2, 3)
-    assert slice_of_largest_disagreement(probabilities[0], labels, spacing_mm=(1, 2.5, 1)) == (1, 2)
-    assert slice_of_largest_disagreement(probabilities[0], labels, axis=0) == (0, 1)
-
-
-def test_without_disagreement_the_slice_with_most_labels_is_shown():
-    labels = np.zeros((3, 4, 5))
+def test_without_disagreement_the_slice_with_most_labels_is_shown(tmp_path):
+    labels = np.zeros((3, 4, 5), np.uint8)
     labels[0, 0, 1] = labels[:2, 0, 2] = 1
-    assert slice_of_largest_disagreement(labels, labels) == (2, 2)
-    with pytest.raises(ShapeError, match="one volume"):
-        slice_of_largest_disagreement(labels[0], labels)
+    maps = save(exclusive(labels.astype(np.float32)), tmp_path / "P" / "a.nii.gz")
+    figure = case_maps({"m": maps}, save(labels, tmp_path / "L" / "a.nii.gz"), 1)
+    assert any("slice 2" in text.get_text() for text in figure.findobj(Text))
 
 
 def test_a_case_is_shown_in_the_slice_in_which_all_methods_disagree_most(case):
@@ -192,7 +180,7 @@ def test_an_image_elsewhere_is_refused(case, tmp_path):
 
 
 def test_a_png_for_a_page_is_small_and_whole(case):
-    image = Image.open(io.BytesIO(map_png({"m": case["wrong"]}, case["labels"], 1, dpi=100)))
+    image = Image.open(io.BytesIO(figure_bytes(case_maps({"m": case["wrong"]}, case["labels"], 1), dpi=100)))
     image.load()
     assert image.size[0] == 716
 
@@ -224,17 +212,15 @@ def test_the_worst_cases_are_those_of_lowest_dice(cohort):
     assert worst_cases(evaluations["dice-ce"].select(cases=[0, 1]), evaluations["soft-ace"]) == ["b", "a"]
 
 
-def test_the_maps_of_the_worst_cases_are_written_in_one_call(cohort):
+def test_the_maps_of_the_worst_cases_are_drawn_in_one_call(cohort):
     root, evaluations = cohort
     predictions = {method: root / method for method in evaluations}
-    out = root / "maps"
-    written = worst_case_maps(evaluations, predictions, root / "labels", out, images=root / "images", number=2)
-    assert [path.name for path in written] == ["01-d-class-2.png", "02-e-class-1.png"]
-    assert sorted(out.iterdir()) == written
-    again = worst_case_maps(evaluations, predictions, root / "labels", out, class_name=1, number=1, kind="svg")
-    assert [path.name for path in again] == ["01-d-1.svg"]
+    found = worst_case_figures(evaluations, predictions, root / "labels", images=root / "images", number=2)
+    assert [drawn[:2] for drawn in found] == [("d", "class 2"), ("e", "class 1")]
+    (again,) = worst_case_figures(evaluations, predictions, root / "labels", class_name=1, number=1)
+    assert (again.case, again.class_name, again.flat) == ("d", 1, False)
     with pytest.raises(ConfigError, match="methods"):
-        worst_case_maps(evaluations, {"dice-ce": root / "dice-ce"}, root / "labels", out)
+        list(worst_case_figures(evaluations, {"dice-ce": root / "dice-ce"}, root / "labels"))
 
 
 def test_options_are_those_the_evaluation_was_told(tmp_path, cohort):
@@ -247,8 +233,8 @@ def test_options_are_those_the_evaluation_was_told(tmp_path, cohort):
     loaded = type(outcome.evaluation).load(tmp_path / "saved.npz")
     assert options_of(loaded) == options_of(outcome.evaluation)
     assert options_of(loaded).regions == Regions({"whole thing": (1, 2)}, values=(0, 1, 2))
-    maps = worst_case_maps({"m": loaded}, {"m": root / "dice-ce"}, root / "labels", root / "maps", number=1)
-    assert maps[0].name == "01-d-whole-thing.png"
+    (drawn,) = worst_case_figures({"m": loaded}, {"m": root / "dice-ce"}, root / "labels", number=1)
+    assert drawn[:2] == ("d", "whole thing")
     assert options_of(evaluations["dice-ce"]) == Options()
 
 
@@ -262,7 +248,7 @@ def test_each_method_is_read_as_its_own_evaluation_was(cohort):
     ).evaluation
     both = {"dice-ce": evaluations["dice-ce"], "soft-ace": told}
     folders = {"dice-ce": root / "dice-ce", "soft-ace": root / "logits"}
-    assert len(worst_case_maps(both, folders, root / "labels", root / "maps", number=1)) == 1
+    assert len(list(worst_case_figures(both, folders, root / "labels", number=1))) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,8 @@ LAYOUT = "database/{training,testing}/patient001/patient001_frame01.nii.gz and .
 CLASSES = ("background", "right ventricle", "myocardium", "left ventricle")
 RECIPE = Recipe(
     spacing_mm=(1.0, 1.0, 5.0),
-    intensity="zscore",
-    window=None,
     patch=(256, 256, 16),
     inference_patch=(256, 256, 16),
-    augmentation="affine",
-    sampling="foreground",
-    crop_foreground=True,
-    epochs=600,
-    learning_rate=1e-4,
 )
 PATIENTS = (90, 10, 50)
 KNOWN = Dataset(

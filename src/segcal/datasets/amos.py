@@ -36,10 +36,6 @@ RECIPE = Recipe(
     window=(-100.0, 200.0),
     patch=(176, 176, 64),
     inference_patch=(192, 192, 64),
-    augmentation="affine",
-    sampling="foreground",
-    crop_foreground=True,
-    epochs=600,
     learning_rate=2e-4,
 )
 PATIENTS = (216, 24)  # the paper does not count its test images

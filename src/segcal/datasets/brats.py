@@ -19,15 +19,11 @@ LAYOUT = "BraTS2021_00000/BraTS2021_00000_{t1,t1ce,t2,flair,seg}.nii.gz"
 CLASSES = ("background", "necrotic core", "oedema", "enhancing tumour")
 RECIPE = Recipe(
     spacing_mm=(1.0, 1.0, 1.0),
-    intensity="zscore",
-    window=None,
     patch=(224, 224, 144),
     inference_patch=(240, 240, 160),
     augmentation="brats",
     sampling="random",
-    crop_foreground=True,
     epochs=1250,
-    learning_rate=1e-4,
 )
 PATIENTS = (1000, 51, 200)
 CHANNELS = ("t1", "t1ce", "t2", "flair")

@@ -36,21 +36,24 @@ class DataCase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How images are prepared and networks trained; sizes in voxels, after resampling."""
+    """How images are prepared and networks trained; sizes in voxels, after resampling.
+
+    Defaults are the paper's for ACDC, which asks for nothing in particular.
+    """
 
     spacing_mm: tuple[float, float, float] | None
     """None: keep the spacing of the files."""
-    intensity: Literal["zscore", "window"]
-    """zscore: of the non-zero voxels, per channel; window: clipped and scaled to 0..1."""
-    window: tuple[float, float] | None
     patch: tuple[int, int, int]
     inference_patch: tuple[int, int, int]
-    augmentation: Literal["affine", "brats", "none"]
-    sampling: Literal["foreground", "random"]
+    intensity: Literal["zscore", "window"] = "zscore"
+    """zscore: of the non-zero voxels, per channel; window: clipped and scaled to 0..1."""
+    window: tuple[float, float] | None = None
+    augmentation: Literal["affine", "brats", "none"] = "affine"
+    sampling: Literal["foreground", "random"] = "foreground"
     """foreground: half of the patches around a labelled voxel; random: anywhere."""
-    crop_foreground: bool
-    epochs: int
-    learning_rate: float
+    crop_foreground: bool = True
+    epochs: int = 600
+    learning_rate: float = 1e-4
 
 
 DEFAULT_SHARES = (60, 10, 30)

@@ -19,11 +19,7 @@ RECIPE = Recipe(
     window=(-54.0, 242.0),
     patch=(128, 128, 128),
     inference_patch=(256, 256, 256),
-    augmentation="affine",
-    sampling="foreground",
-    crop_foreground=True,
     epochs=1250,
-    learning_rate=1e-4,
 )
 PATIENTS = (352, 39, 98)
 KNOWN = Dataset(

@@ -13,19 +13,7 @@ from numpy.typing import NDArray
 from segcal.datasets.dataset import DataCase, Recipe
 from segcal.volumes.orientation import orientation_of
 
-# ACDC's protocol, which asks for nothing in particular.
-PLAIN = Recipe(
-    spacing_mm=None,
-    intensity="zscore",
-    window=None,
-    patch=(64, 64, 64),
-    inference_patch=(64, 64, 64),
-    augmentation="affine",
-    sampling="foreground",
-    crop_foreground=True,
-    epochs=600,
-    learning_rate=1e-4,
-)
+PLAIN = Recipe(spacing_mm=None, patch=(64, 64, 64), inference_patch=(64, 64, 64))
 CT_WINDOW = (-175.0, 250.0)  # soft tissue, as MONAI's examples for abdominal CT have it
 LARGEST_PATCH = 128  # the paper's for KiTS
 PATCH_STEP = 16  # the network halves its input four times

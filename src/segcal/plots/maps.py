@@ -7,7 +7,6 @@ They are turned for the eye as radiologists see them: the patient's left is on t
 from __future__ import annotations
 
 import glob
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from matplotlib.figure import Figure
 from nibabel.orientations import aff2axcodes
 from numpy.typing import NDArray
 
-from segcal._io.files import file_stems
 from segcal.comparison.matching import match_cases
 from segcal.errors import ConfigError, FileError, GridError, ShapeError
 from segcal.evaluation.evaluation import Evaluation
@@ -26,7 +24,6 @@ from segcal.evaluation.options import Options
 from segcal.evaluation.results import class_names
 from segcal.evaluation.voxels import not_probabilities, places_of, regions_of, sigmoid, softmax
 from segcal.plots.probability import probability_row, row_height_in
-from segcal.plots.saving import figure_bytes, save_figure
 from segcal.plots.style import PAGE_IN, default_settings, new_figure
 from segcal.scores import dice
 from segcal.volumes import Case, CaseFiles, Grid, open_case, pair_cases
@@ -50,28 +47,6 @@ class Plane(NamedTuple):
     probability: Array
     labels: Array
     prediction: Array
-
-
-def slice_of_largest_disagreement(
-    probabilities: Array, labels: Array, *, axis: int | None = None, spacing_mm: Sequence[float] | None = None
-) -> tuple[int, int]:
-    """Axis and index of the slice in which probabilities and 0/1 labels differ most, voxel by voxel summed up.
-
-    Probabilities are (x, y, z), or (method, x, y, z). The axis is that of the coarsest spacing, if not given; the
-    last, where none is coarser. Without any difference it is the slice with the most labels.
-
-    >>> labels = np.zeros((2, 2, 3))
-    >>> probabilities = np.zeros((2, 2, 3))
-    >>> probabilities[0, 0, 1] = 0.7
-    >>> slice_of_largest_disagreement(probabilities, labels)
-    (2, 1)
-    """
-    if labels.ndim != 3 or probabilities.shape[-3:] != labels.shape:
-        raise ShapeError(f"probabilities and labels must be one volume; got {probabilities.shape} and {labels.shape}.")
-    axis = _coarsest(spacing_mm) if axis is None else axis
-    others = tuple(i for i in range(3) if i != axis)
-    difference = np.abs(probabilities - labels).reshape(-1, *labels.shape).sum(0)
-    return axis, _largest(difference.sum(others), labels.sum(others))
 
 
 def case_maps(
@@ -112,13 +87,6 @@ def case_maps(
     shown = None if image is None else _image_plane(name, image, labels, place, image_channel)
     slice_told = "" if place.flat else f", slice {place.index}"
     return _draw(f"{name}\n{place.class_name}{slice_told}", planes, shown, _View.of(place), zoom=zoom)
-
-
-def map_png(
-    predictions: Mapping[str, Files], labels: Path, class_name: str | int, *, dpi: int = 200, **how: Any
-) -> bytes:
-    """What `case_maps` draws, as a PNG file to be embedded in a page."""
-    return figure_bytes(case_maps(predictions, labels, class_name, **how), dpi=dpi)
 
 
 def worst_cases(*evaluations: Evaluation, number: int = 10) -> list[str]:
@@ -178,25 +146,6 @@ def worst_case_figures(
         with open_case(next(iter(files.values()))[case]) as opened:
             flat = _first_place(opened, 0, Options(), how.get("axis")).flat
         yield CaseFigure(case, wanted, figure, flat)
-
-
-def worst_case_maps(
-    evaluations: Mapping[str, Evaluation],
-    predictions: Mapping[str, Path],
-    labels: Path,
-    out: str | os.PathLike[str],
-    *,
-    kind: str = "png",
-    **how: Any,
-) -> list[Path]:
-    """Write what `worst_case_figures` draws, with its options, to the folder `out`; the paths, the worst first."""
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    written = []
-    for rank, drawn in enumerate(worst_case_figures(evaluations, predictions, labels, **how), start=1):
-        stem = "-".join(file_stems([drawn.case, str(drawn.class_name)]).values())
-        written.append(save_figure(drawn.figure, out / f"{rank:02d}-{stem}.{kind}"))
-    return written
 
 
 def options_of(evaluation: Evaluation) -> Options:
@@ -294,9 +243,9 @@ def _codes(grid: Grid) -> tuple[str, ...] | None:
     return None if None in codes else tuple(codes)
 
 
-def _coarsest(spacing_mm: Sequence[float] | None, codes: Sequence[str] | None = None) -> int:
+def _coarsest(spacing_mm: Sequence[float], codes: Sequence[str] | None) -> int:
     """The axis of the coarsest spacing; of several the one from foot to head, else the last."""
-    spacing = np.array(spacing_mm if spacing_mm is not None else (1.0, 1.0, 1.0))
+    spacing = np.array(spacing_mm)
     coarse = [int(i) for i in np.flatnonzero(spacing >= spacing.max() * (1 - SAME_SPACING))]
     upright = [i for i in coarse if codes is not None and codes[i] in "SI"]
     return (upright or coarse)[-1]

@@ -6,7 +6,6 @@ On images made on the spot, whose true probabilities are known, or on a Decathlo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from segcal.comparison.tables import write_comparison
 from segcal.datasets import make_phantom
 from segcal.errors import SegcalError
 from segcal.report import build_report
-from segcal.study import Study, Workshop, do_runs, open_study, shipped_studies
+from segcal.study import Study, Workshop, open_study, shipped_studies
 from segcal.study.plan import AFTER, PHANTOM, DatasetPlan
 from segcal.study.summary import collect
 from segcal.study.work import CALIBRATOR
@@ -33,23 +32,6 @@ class DemoResult(NamedTuple):
     comparison: Comparison
     report: Path
     temperature: float
-
-
-def run_demo(
-    out: str | os.PathLike[str],
-    *,
-    dataset: str | os.PathLike[str] | None = None,
-    epochs: int | None = None,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda text: None,
-) -> DemoResult:
-    """Train each method on the phantom (or on a Decathlon task), and compare them on its test cases.
-
-    Everything is kept in `out`; started again, it goes on from there.
-    """
-    shop = open_demo(out, dataset=dataset, epochs=epochs, seed=seed)
-    do_runs(shop, say=say)
-    return report_demo(shop)
 
 
 def open_demo(
