@@ -119,23 +119,26 @@ def interval_rows(name: str, found: dict[tuple[int, str], Evaluation], method: s
         evaluation = found[seed, method]
         _, patients = np.unique(patients_of(evaluation.cases), return_inverse=True)
         whole = reference_of(evaluation, patients)
+        gathered: dict[tuple[str, str], list[list[float]]] = {}
+        for split in range(SPLITS):
+            known, new = (part(whole, cases) for cases in halves(patients, split))
+            promises = promise(known, new, LEVEL)
+            for quantity, truth, anchors, most in (
+                ("dice", [known.dice, new.dice], [known.expected, new.expected], 1.0),
+                ("volume", [known.true, new.true], [known.volume, new.volume], np.inf),
+            ):
+                promised = getattr(promises, quantity)
+                ours = held(truth[1], promised[..., 1], promised[..., 2])
+                low, high = one_width(truth[0] - anchors[0], known.patients)
+                ends = (np.clip(anchors[1] + end, 0, most) for end in (low, high))
+                gathered.setdefault((quantity, "ours"), []).append(ours)
+                gathered.setdefault((quantity, "constant"), []).append(held(truth[1], *ends))
         for quantity in ("dice", "volume"):
-            gathered: dict[str, list[list[float]]] = {"ours": [], "constant": []}
-            for split in range(SPLITS):
-                known, new = (part(whole, cases) for cases in halves(patients, split))
-                truth = new.dice if quantity == "dice" else new.true
-                anchors = [x.expected if quantity == "dice" else x.volume for x in (known, new)]
-                promised = getattr(promise(known, new, LEVEL), quantity)
-                gathered["ours"].append(held(truth, promised[..., 1], promised[..., 2]))
-                low, high = one_width((known.dice if quantity == "dice" else known.true) - anchors[0], known.patients)
-                most = 1.0 if quantity == "dice" else np.inf
-                ends = np.clip(anchors[1] + low, 0, most), np.clip(anchors[1] + high, 0, most)
-                gathered["constant"].append(held(truth, *ends))
-            means = {kind: np.nanmean(values, 0) for kind, values in gathered.items()}
+            ours, constant = (np.nanmean(gathered[quantity, kind], 0) for kind in ("ours", "constant"))
             yield {
-                "dataset": name, "seed": seed, "calibrator": method, "quantity": quantity,
-                "coverage": means["ours"][0], "width": means["ours"][1], "constant_coverage": means["constant"][0],
-                "constant_width": means["constant"][1], "ratio": means["ours"][1] / means["constant"][1],
+                "dataset": name, "seed": seed, "calibrator": method, "quantity": quantity, "coverage": float(ours[0]),
+                "width": float(ours[1]), "constant_coverage": float(constant[0]),
+                "constant_width": float(constant[1]), "ratio": float(ours[1] / constant[1]),
             }  # fmt: skip
 
 
