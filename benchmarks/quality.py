@@ -33,6 +33,7 @@ from segcal.quality.risk import learn_thresholds
 from segcal.quality.summaries import summaries_of
 
 Array = NDArray[Any]
+Found = dict[tuple[int, str], Evaluation]
 RESULTS = Path(__file__).parent / "results"
 SPLITS, FEW_SPLITS, LEVEL = 200, 40, 0.9
 
@@ -51,7 +52,7 @@ def write(name: str, rows: Sequence[dict[str, Any]]) -> None:
     print(f"wrote {name}\n")
 
 
-def evaluations(work: Path, name: str, study: Path, data: Path | None) -> dict[tuple[int, str], Evaluation]:
+def evaluations(work: Path, name: str, study: Path, data: Path | None) -> Found:
     """By seed and calibrator; "none" is the network as it is."""
     from segcal.training.runs import load_run, predict
 
@@ -90,7 +91,7 @@ def halves(patients: Array, seed: int) -> tuple[Array, Array]:
     return np.flatnonzero(inside), np.flatnonzero(~inside)
 
 
-def expected_rows(name: str, found: dict[tuple[int, str], Evaluation]) -> Iterable[dict[str, Any]]:
+def expected_rows(name: str, found: Found) -> Iterable[dict[str, Any]]:
     """Expected against actual Dice: as the probabilities have it, and as half of the patients teach for the others."""
     for (seed, method), evaluation in sorted(found.items()):
         _, patients = np.unique(patients_of(evaluation.cases), return_inverse=True)
@@ -113,7 +114,7 @@ def expected_rows(name: str, found: dict[tuple[int, str], Evaluation]) -> Iterab
             }  # fmt: skip
 
 
-def interval_rows(name: str, found: dict[tuple[int, str], Evaluation], method: str) -> Iterable[dict[str, Any]]:
+def interval_rows(name: str, found: Found, method: str) -> Iterable[dict[str, Any]]:
     """Coverage and width over random halves of the patients; beside it one width for all cases."""
     for seed in sorted({seed for seed, _ in found}):
         evaluation = found[seed, method]
@@ -157,9 +158,7 @@ def held(truth: Array, low: Array, high: Array) -> list[float]:
     return [float(((low <= truth) & (truth <= high))[known].mean()), float((high - low)[known].mean())]
 
 
-def risk_rows(
-    name: str, found: dict[tuple[int, str], Evaluation], method: str, level: float
-) -> Iterable[dict[str, Any]]:
+def risk_rows(name: str, found: Found, method: str, level: float) -> Iterable[dict[str, Any]]:
     """Mean and spread of the false-negative rate of new patients, over random halves."""
     for seed in sorted({seed for seed, _ in found}):
         evaluation = found[seed, method]
@@ -193,7 +192,7 @@ def risk_rows(
             }  # fmt: skip
 
 
-def cohort_rows(name: str, found: dict[tuple[int, str], Evaluation], method: str) -> Iterable[dict[str, Any]]:
+def cohort_rows(name: str, found: Found, method: str) -> Iterable[dict[str, Any]]:
     """Mean Dice of new patients without labels, the queue, and how often usual cohorts are called shifted."""
     for seed in sorted({seed for seed, _ in found}):
         evaluation = found[seed, method]
@@ -227,7 +226,7 @@ def lift(truth: Array, ranks: Array) -> float:
     return len(bad & first) / number / (number / len(truth))
 
 
-def area_rows(work: Path, name: str, found: dict[tuple[int, str], Evaluation], method: str) -> Iterable[dict[str, Any]]:
+def area_rows(work: Path, name: str, found: Found, method: str) -> Iterable[dict[str, Any]]:
     """Area under the risk-coverage curve by our order and by others, of the mean Dice over classes."""
     seeds = sorted({seed for seed, _ in found})
     for seed in seeds:
