@@ -75,6 +75,22 @@ def folder(tmp_path_factory):
     return folder
 
 
+def test_cases_without_labels_are_decided_and_promised_as_here(cluster, folder, tmp_path):
+    """The same label maps and the same queue, byte for byte; the case that cannot be read is a failure in both."""
+    executor = DaskCluster(cluster)
+    evaluation = Evaluation.load(folder / "local" / "evaluation.npz")
+    quality = segcal.fit_quality(evaluation, level=0.5)
+    for name, where in (("here", None), ("there", executor)):
+        decided = segcal.decide(folder / "maps", tmp_path / name / "labels", rule="dice", executor=where)
+        queue = segcal.apply_quality(quality, folder / "maps", tmp_path / name / "queue", executor=where)
+        assert [failure.case for failure in decided.failures] == ["case_5"]
+        assert [failure.case for failure in queue.failures] == ["case_5"]
+    made = sorted(path.relative_to(tmp_path / "here") for path in (tmp_path / "here").glob("*/[!.]*"))
+    assert len(made) == CASES - 1 + 4  # label maps and their table; csv, json and html of the queue
+    for path in made:
+        assert (tmp_path / "here" / path).read_bytes() == (tmp_path / "there" / path).read_bytes(), path
+
+
 def tables(folder):
     return {name: (folder / name).read_bytes() for name in ("cases.csv", "summary.csv", "failures.csv", "summary.json")}
 
