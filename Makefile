@@ -76,6 +76,8 @@ bench: setup
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/curves.py
+	$(BIN)/python benchmarks/decisions.py
+	$(BIN)/python benchmarks/apply.py
 	$(BIN)/python benchmarks/calibrate.py --largest 100000000
 
 clean:

@@ -23,11 +23,12 @@ from scipy import stats
 
 import segcal
 from segcal.errors import ConfigError
+from segcal.evaluation.decisions import risk_coverage
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
 from segcal.quality.conformal import Conformal
 from segcal.quality.fitting import fit_quality
-from segcal.quality.promises import Reference, area_under_risk, promise, reference_of
+from segcal.quality.promises import Reference, promise, reference_of
 from segcal.quality.queue import make_queue
 from segcal.quality.risk import learn_thresholds
 from segcal.quality.summaries import summaries_of
@@ -250,7 +251,7 @@ def area_rows(work: Path, name: str, found: Found, method: str) -> Iterable[dict
         row: dict[str, Any] = {"dataset": name, "seed": seed, "calibrator": method}
         for kind, values in others.items():
             row[kind] = float((1 - truth).mean()) if kind == "none" else (
-                float("nan") if values is None else area_under_risk(1 - truth, np.asarray(values))
+                float("nan") if values is None else risk_coverage(np.asarray(values), truth).area
             )  # fmt: skip
         yield row
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from segcal.errors import check_seed
+from segcal.evaluation.agreement import dice_agreement
+from segcal.evaluation.decisions import risk_coverage
 from segcal.evaluation.evaluation import Evaluation
 from segcal.quality.conformal import Conformal, fewest_patients
 from segcal.quality.summaries import NAMES, Summaries, summaries_of
@@ -152,17 +153,17 @@ def _trial(name: str, reference: Reference, found: Promises, constant: Array, c:
     def mean(values: Array, where: Array = scored) -> float:
         return float(values[where].mean()) if where.any() else math.nan
 
-    varied = scored.sum() > 2 and np.ptp(truth[scored]) > 0 and np.ptp(value[scored]) > 0
+    agreed = dice_agreement(value[scored], truth[scored])
     return Trial(
         name,
         int(scored.sum()),
         mean((low <= truth) & (truth <= high)),
         mean(high - low),
-        mean(np.abs(value - truth)),
+        agreed.mean_absolute_error,
         mean(np.abs(constant[:, c] - truth)),
         _spread((value - truth)[scored], reference.patients[scored]),
-        float(stats.spearmanr(value[scored], truth[scored]).statistic) if varied else math.nan,
-        area_under_risk(1 - truth[scored], value[scored]),
+        agreed.rank_correlation,
+        risk_coverage(value[scored], truth[scored]).area,
         mean((volume_low <= true) & (true <= volume_high), sized),
         mean(volume_high - volume_low, sized) / max(mean(true, sized), 1.0),
     )
@@ -173,15 +174,3 @@ def _spread(errors: Array, patients: Array) -> float:
     names, where = np.unique(patients, return_inverse=True)
     means = np.bincount(where, errors) / np.bincount(where) if len(names) else np.zeros(0)
     return float(means.std(ddof=1)) if len(names) > 1 else math.nan
-
-
-def area_under_risk(risk: Array, confidence: Array) -> float:
-    """Mean risk of the cases that are kept, the most confident first, averaged over how many are kept; NaN of none.
-
-    >>> area_under_risk(np.array([0.1, 0.3]), np.array([0.9, 0.5]))
-    0.15000000000000002
-    """
-    if not len(risk):
-        return math.nan
-    kept = risk[np.argsort(-confidence, kind="stable")]
-    return float((np.cumsum(kept) / np.arange(1, len(kept) + 1)).mean())
