@@ -74,7 +74,7 @@ def exact_expected_dice(p, decided):
     return total
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_decision_at_all_is_much_better_than_the_best_threshold(seed):
     """Over every subset of the voxels, by the exact expectation; ours is that of a ratio of expectations."""
     p = np.random.default_rng(seed).beta(0.6, 0.9, size=9)
