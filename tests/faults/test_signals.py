@@ -21,7 +21,7 @@ from segcal.datasets import make_phantom
 from segcal.evaluation.cohort import evaluate
 
 PATIENCE_S = 20
-CASES = 1200  # so many that they are not done before a signal comes, on a busy machine, too
+CASES = 800  # so many that they are not done before a signal comes, on a busy machine, too
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks for processes in /proc")
 
