@@ -123,18 +123,23 @@ def open_cohort(
     naming = read_naming(predictions, labels, reading)
     options = naming.into(Options.of(reading, bins=bins, background=background))
     if calibrator is not None:
-        from segcal.calibrators import load_calibrator
-        from segcal.evaluation.calibrated import check_fits
-
-        path = os.path.abspath(calibrator)
-        fitted = load_calibrator(path)
-        check_fits(fitted, options)
-        options = replace(options, calibrator=path, calibrator_fingerprint=fitted.fingerprint)
+        options = with_calibrator(options, calibrator)
     pairing = pair_cases(predictions, labels)
     if not pairing.cases:
         raise ConfigError(why_nothing_pairs(predictions, labels, pairing))
     check_names(naming, pairing.cases, options)
     return options, pairing
+
+
+def with_calibrator(options: Options, calibrator: str | os.PathLike[str]) -> Options:
+    """The same through the calibrator of a file; ConfigError where it was fitted for other predictions."""
+    from segcal.calibrators import load_calibrator
+    from segcal.evaluation.calibrated import check_fits
+
+    path = os.path.abspath(calibrator)
+    fitted = load_calibrator(path)
+    check_fits(fitted, options)
+    return replace(options, calibrator=path, calibrator_fingerprint=fitted.fingerprint)
 
 
 class CaseJob(NamedTuple):

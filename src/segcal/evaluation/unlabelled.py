@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from segcal._io.jobs import unchanged
 from segcal.errors import ShapeError
 from segcal.evaluation.doubts import HARD_DECISIONS, Watch
 from segcal.evaluation.measure import Measured
@@ -49,6 +51,13 @@ def measure_prediction(files: PredictionFiles, options: Options, *, threads: int
     if sums is None:
         raise ShapeError("the volume must have voxels; it has none.")
     return Measured(sums, (HARD_DECISIONS,) if watch.hard else ())
+
+
+def measure_to(files: PredictionFiles, options: Options, threads: int, name: str, path: Path) -> None:
+    """Write the sums of one case to a file of their own."""
+    with unchanged(files.all):
+        sums, doubts = measure_prediction(files, options, threads=threads)
+    sums.save(path, name, files.predictions, doubts=doubts)
 
 
 def _calibrator_of(options: Options) -> Calibrator | None:

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from segcal import __version__
 from segcal._io.files import stay_outside
-from segcal._io.jobs import Executor, Pool, keep_only, key_of, open_parts, stamp, threads_of, unchanged
+from segcal._io.jobs import Executor, Pool, keep_only, key_of, open_parts, stamp, threads_of
 from segcal.errors import ConfigError
 from segcal.evaluation.cohort import CaseJob, Progress, measure_parts
-from segcal.evaluation.options import Options
-from segcal.evaluation.unlabelled import measure_prediction
+from segcal.evaluation.unlabelled import measure_to
 from segcal.quality.fitting import Quality, load_quality
 from segcal.quality.page import write_queue
 from segcal.quality.queue import Queue, make_queue
-from segcal.volumes import PredictionFiles, find_predictions
+from segcal.volumes import find_predictions
 
 
 def apply_quality(
@@ -72,7 +71,7 @@ def apply_quality(
             key_of(
                 __version__, files.name, [stamp(path) for path in files.all], asdict(replace(options, calibrator=None))
             ),
-            _measure_files,
+            measure_to,  # where no torch is, which workers need not wait for
             (files if executor is None else files.absolute(), options, threads),
         )
         for files in find_predictions(source)
@@ -91,9 +90,3 @@ def apply_quality(
         write_queue(queue, out, statistics=statistics)
         keep_only(parts, kept)
     return queue
-
-
-def _measure_files(files: PredictionFiles, options: Options, threads: int, name: str, path: Path) -> None:
-    with unchanged(files.all):
-        sums, doubts = measure_prediction(files, options, threads=threads)
-    sums.save(path, name, files.predictions, doubts=doubts)

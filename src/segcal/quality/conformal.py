@@ -41,7 +41,7 @@ class Conformal:
 
     def predict(self, features: Array, level: float) -> Predicted:
         """The number of a new patient's case, and the interval that holds it with at least this probability."""
-        rows, weights = np.vstack([self.features, features]), np.append(self._weights, 0.0)
+        rows, weights = np.vstack([self.features, features]), np.append(patient_weights(self.patients), 0.0)
         value = float(_fitted(rows, weights, np.append(self.truth, 0.0))[-1])
         weights[-1] = 1.0
         if 1 / weights.sum() > 1 - level + 1e-12:
@@ -60,12 +60,16 @@ class Conformal:
             return Predicted(value, value, value)
         return Predicted(value, float(kept[0]), float(kept[-1]))
 
-    @property
-    def _weights(self) -> Array:
-        """One for each patient, in equal parts for its cases."""
-        _, where, number = np.unique(self.patients, return_inverse=True, return_counts=True)
-        weights: Array = 1 / number[where]
-        return weights
+
+def patient_weights(patients: Array) -> Array:
+    """Of each case: one for its patient, in equal parts for the patient's cases.
+
+    >>> patient_weights(np.array([7, 7, 8])).tolist()
+    [0.5, 0.5, 1.0]
+    """
+    _, where, number = np.unique(patients, return_inverse=True, return_counts=True)
+    weights: Array = 1 / number[where]
+    return weights
 
 
 def fewest_patients(level: float) -> int:

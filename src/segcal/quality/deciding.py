@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +37,16 @@ from segcal._io.jobs import (
 )
 from segcal._io.parsing import parse_json
 from segcal.errors import ConfigError, FileError, SegcalError
+from segcal.evaluation.cohort import with_calibrator
 from segcal.evaluation.deciding import CaseDecision, Cutting, decide_case, foreground_names
 from segcal.evaluation.naming import check_names, read_naming
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.rules import Cuts
 from segcal.evaluation.unlabelled import open_maps
-from segcal.quality.fitting import Quality, load_quality
 from segcal.volumes import PredictionFiles, find_predictions, place_of_labels
+
+if TYPE_CHECKING:
+    from segcal.quality.fitting import Quality
 
 Array = NDArray[Any]
 Progress = Callable[[int, int], None]
@@ -194,6 +197,8 @@ def _quality(path: str, fingerprint: str | None) -> Quality:
     """The quality file, read once in a process; it must be the one of the fingerprint."""
     if hashlib.sha256(Path(path).read_bytes()).hexdigest() != fingerprint:
         raise FileError(f"{path} must stay the same while it is used; it has changed since.")
+    from segcal.quality.fitting import load_quality  # brings torch, which takes seconds
+
     return load_quality(path)
 
 
@@ -233,7 +238,9 @@ def _reading(
     if rule.path is not None:
         return _reading_of_quality(source, given, rule, found, calibrator)
     naming = read_naming(source, source, given)
-    meant = _with_calibrator(naming.into(Options.of(given, bins=20, background=False)), calibrator)
+    meant = naming.into(Options.of(given, bins=20, background=False))
+    if calibrator is not None:
+        meant = with_calibrator(meant, calibrator)
     check_names(naming, found, meant, count=lambda files: open_maps(files, meant).classes)
     return meant
 
@@ -258,18 +265,6 @@ def _reading_of_quality(
     quality.thresholds(each, each * bins)  # refuses a file without thresholds before there is work to lose
     _check_classes(rule, quality.classes, found, meant)
     return meant
-
-
-def _with_calibrator(options: Options, calibrator: str | os.PathLike[str] | None) -> Options:
-    if calibrator is None:
-        return replace(options, calibrator=None, calibrator_fingerprint=None)
-    from segcal.calibrators import load_calibrator
-    from segcal.evaluation.calibrated import check_fits
-
-    path = os.path.abspath(calibrator)
-    fitted = load_calibrator(path)
-    check_fits(fitted, options)
-    return replace(options, calibrator=path, calibrator_fingerprint=fitted.fingerprint)
 
 
 def _check_classes(rule: Rule, known: Iterable[str], found: Sequence[PredictionFiles], options: Options) -> None:

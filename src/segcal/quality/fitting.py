@@ -235,8 +235,8 @@ def load_quality(path: str | os.PathLike[str]) -> Quality:
     try:
         told = parse_json(path.read_bytes().decode())
     except (OSError, ValueError) as error:
-        told = f"it cannot be read ({error})"
-        raise FileError(f"{path} must be a file that `segcal quality fit` wrote; {told}.") from error
+        why = f"it cannot be read ({error})"
+        raise FileError(f"{path} must be a file that `segcal quality fit` wrote; {why}.") from error
     try:
         if told["format"] != FORMAT or tuple(told["summaries"]) != NAMES:
             raise ValueError(f"its format is {told['format']!r}")

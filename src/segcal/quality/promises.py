@@ -49,13 +49,6 @@ class Reference:
         """The others."""
         return Reference(*(getattr(self, name)[~cases] for name in ARRAYS))
 
-    @property
-    def weights(self) -> Array:
-        """One for each patient, in equal parts for its cases."""
-        _, where, number = np.unique(self.patients, return_inverse=True, return_counts=True)
-        weights: Array = 1 / number[where]
-        return weights
-
 
 class Promises(NamedTuple):
     """(case, class, 3): a prediction and the ends of its interval; NaN where too few patients have the class."""

@@ -13,6 +13,7 @@ from segcal._io.jobs import Failure
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
 from segcal.evaluation.outcome import Note
+from segcal.quality.conformal import patient_weights
 from segcal.quality.fitting import Quality
 from segcal.quality.promises import Promises
 from segcal.quality.shift import Moved, case_level, moved_summaries, p_values, too_many_unlike
@@ -87,7 +88,7 @@ def make_queue(quality: Quality, evaluation: Evaluation, *, patients: str | None
     summaries = summaries_of(evaluation)
     promises = quality.promise(summaries)
     reference = quality.reference
-    likeness = p_values(reference.features, reference.weights, summaries.features)
+    likeness = p_values(reference.features, patient_weights(reference.patients), summaries.features)
     flags = _flags(quality, summaries, likeness)
     dices = promises.dice[..., 0]
     worst = np.argsort(_mean(np.where(np.isnan(dices), summaries.expected, dices)), kind="stable")
