@@ -143,6 +143,8 @@ class AceConfig(Section):
     """The calibration term."""
 
     weight: float = Field(default=0.0, ge=0)
+    begin: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the epochs that are trained without it first."""
     bins: int = Field(default=20, ge=1, le=MOST_BINS)
     kernel: Kernel = "hard"
     bandwidth: float | None = None
@@ -156,6 +158,12 @@ class LossConfig(Section):
     dice: float = Field(default=1.0, ge=0)
     ce: float = Field(default=1.0, ge=0)
     ace: AceConfig = AceConfig()
+
+    def until_ace(self) -> LossConfig:
+        """What the first epochs are trained with, until `ace.begin`."""
+        if not self.ace.begin:
+            return self
+        return self.model_copy(update={"ace": self.ace.model_copy(update={"weight": 0.0})})
 
     def build(self) -> SegmentationLoss:
         ace = self.ace
@@ -213,6 +221,8 @@ class RunConfig(Section):
         for key in NO_MATTER:
             section, name = key.split(".")
             content[section].pop(name)
+        if not content["loss"]["ace"]["begin"]:
+            del content["loss"]["ace"]["begin"]  # runs of before there was such a key stay what they are
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def resolved(self, dataset: Dataset) -> RunConfig:
@@ -363,7 +373,8 @@ def _validated(content: dict[str, Any], source: str) -> RunConfig:
             )
     try:
         config = RunConfig.model_validate(content)
-        config.loss.build()  # refuses settings that do not go together
+        for loss in (config.loss, config.loss.until_ace()):
+            loss.build()  # refuses settings that do not go together
     except ValidationError as error:
         raise ConfigError(f"{source}: {first_fault(error, RunConfig)}") from None
     except ConfigError as error:
