@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from segcal import ace, bin_statistics
-from segcal.calibrators import LocalTemperature, Temperature, load_calibrator, local
+from segcal.calibrators import LocalTemperature, Temperature, boxes, load_calibrator, local
 from segcal.calibrators.local import COLDEST, HOTTEST
 from segcal.errors import ConfigError, RangeError, SegcalError, ShapeError
 
@@ -227,12 +227,12 @@ def test_few_voxels_of_a_large_case_stand_for_all_wherever_they_come_from(cases)
     logits, labels = cases[0]
     logits = torch.cat([logits, 9 * logits], 1)  # surer in its second half
     case = Slabs(logits, torch.cat([labels, labels]))
-    (((box,),), voxels) = LocalTemperature(box_voxels=50)._draw_boxes([case], 1)
+    (((box,),), voxels) = LocalTemperature(box_voxels=50).drawing.draw([case], 1, seed=0)
     assert voxels == 2 * 12**3
     assert 300 < box.voxels <= 8 * 50 + 4  # rounded up in each part and group
     assert box.weights.sum().item() == pytest.approx(voxels, rel=1e-6)
-    sure = local._sureness(box.logits, "softmax")[0] > local.SURE
-    truly = local._sureness(logits, "softmax")[0] > local.SURE
+    sure = boxes.sureness(box.logits, "softmax")[0] > boxes.SURE
+    truly = boxes.sureness(logits, "softmax")[0] > boxes.SURE
     assert box.weights[sure].sum().item() == pytest.approx(truly.sum().item(), rel=1e-6)
 
 
@@ -242,9 +242,9 @@ def test_a_step_has_a_bounded_cost_and_sees_other_voxels_each_time(cases, monkey
     seen = []
     original = LocalTemperature._errors
 
-    def errors(self, batch, network=None, *, learning=False):
+    def errors(self, batch, network=None, shares=None, *, learning=False):
         seen.append([box.logits for box in batch])
-        return original(self, batch, network, learning=learning)
+        return original(self, batch, network, shares, learning=learning)
 
     monkeypatch.setattr(LocalTemperature, "_errors", errors)
     monkeypatch.setattr(local, "STEP_WORK", 7 * 12**3)
@@ -267,20 +267,20 @@ def test_large_cases_are_learned_from_in_boxes_around_doubtful_voxels(monkeypatc
     logits[0] = 20
     logits[:, 33:36, 3:6, 10:12] = 0  # the only doubt
     labels = torch.zeros(40, 30, 20, dtype=torch.uint8)
-    whole = local._Box(logits, labels, None)
-    size = local.box_size((40, 30, 20), 1000)
+    whole = boxes.Box(logits, labels, None)
+    size = boxes.box_size((40, 30, 20), 1000)
     assert math.prod(size) <= 1000
     calibrator = LocalTemperature(box_voxels=1000, dilations=(1,))
     for seed in range(20):
-        box = calibrator._cut(whole, size, torch.Generator().manual_seed(seed))
+        box = calibrator.drawing.cut(whole, size, torch.Generator().manual_seed(seed))
         assert box.logits.shape == (2, *size)
         assert bool((box.logits[0] == 0).any())
-    boxes, voxels = calibrator._draw_boxes([(logits, labels)] * 3, 3)
+    drawn_boxes, voxels = calibrator.drawing.draw([(logits, labels)] * 3, 3, seed=0)
     assert voxels == 3 * 24_000
-    assert [len(case) for case in boxes] == [local.MOST_BOXES] * 3
-    monkeypatch.setattr(local, "KEPT_BYTES", 3 * 9 * 500)  # nine bytes a voxel
-    boxes, _ = calibrator._draw_boxes([(logits, labels)] * 3, 3)
-    assert sum(box.labels.numel() for case in boxes for box in case) <= 3 * 500
+    assert [len(case) for case in drawn_boxes] == [boxes.MOST_BOXES] * 3
+    monkeypatch.setattr(boxes, "KEPT_BYTES", 3 * 9 * 500)  # nine bytes a voxel
+    drawn_boxes, _ = calibrator.drawing.draw([(logits, labels)] * 3, 3, seed=0)
+    assert sum(box.labels.numel() for case in drawn_boxes for box in case) <= 3 * 500
 
 
 def test_the_report_tells_how_far_the_objective_fell(fitted):

@@ -29,9 +29,9 @@ from segcal.calibrators import (
     Sample,
     make_calibrator,
 )
+from segcal.calibrators.boxes import SURE
 from segcal.calibrators.calibrator import Inputs
 from segcal.calibrators.cost import APPLIED, duration, fit_seconds
-from segcal.calibrators.local import SURE
 from segcal.errors import ConfigError, SegcalError, check_seed
 from segcal.evaluation.calibrated import (
     FolderCase,

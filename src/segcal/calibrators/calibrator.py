@@ -7,12 +7,14 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from segcal._io.files import write_whole
 from segcal.calibrators.stream import PIECE_ELEMENTS, CaseStream
@@ -84,6 +86,7 @@ class Calibrator(ABC):
         self._classes: int | None = None
         self._inputs: Inputs = "logits"
         self._report: FitReport | None = None
+        self._strength = 1.0
 
     @property
     def classes(self) -> int | None:
@@ -99,6 +102,26 @@ class Calibrator(ABC):
     def report(self) -> FitReport | None:
         """How the fit went; None: there was none."""
         return self._report
+
+    @property
+    def strength(self) -> float:
+        """Which share of a calibrated probability is the calibrator's; the rest is what it was before."""
+        return self._strength
+
+    def weakened(self, strength: float) -> Self:
+        """The same calibrator at a part of its strength, as a safeguard where few cases were there to fit it to.
+
+        strength: from 0, which changes nothing, to 1. Decisions that the calibrator keeps stay at any strength.
+
+        >>> from segcal.calibrators import Temperature
+        >>> Temperature(2.0).weakened(0.5).transform(torch.tensor([[4.0], [0.0]])).softmax(0)[0]
+        tensor([0.9314])
+        """
+        if not 0 <= strength <= 1:
+            raise ConfigError(f"the strength must be a number from 0 to 1; got {strength!r}.")
+        other = copy(self)
+        other._strength = float(strength)
+        return other
 
     @abstractmethod
     def fit(self, cases: CaseStream, *, inputs: Inputs = "logits") -> Self:
@@ -161,6 +184,9 @@ class Calibrator(ABC):
             raise ValueError("its classes must be a whole number")
         self._classes, self._inputs = classes, inputs
         self._report = None if report is None else FitReport.from_json(report)
+        self._strength = float(content.get("strength", 1.0))
+        if not 0 <= self._strength <= 1:
+            raise ValueError("its strength must be a number from 0 to 1")
         self.set_state(content["state"])
         return self
 
@@ -178,6 +204,10 @@ class Calibrator(ABC):
             values = values.log_softmax(0)
         with torch.no_grad():
             calibrated = self._transform(values, image)
+            if self.strength == 0:
+                calibrated = values
+            elif self.strength < 1:
+                calibrated = _between(values, calibrated, self.strength, self.activation)
         if not self.keeps_decisions:
             return calibrated
         return (keep_decisions if self.activation == "softmax" else keep_sides)(logits, calibrated)
@@ -214,6 +244,8 @@ class Calibrator(ABC):
             "state": self.state(),
             "fit": None if self.report is None else asdict(self.report),
         }
+        if self.strength < 1:
+            content["strength"] = self.strength
         return json.dumps(_without_nan(content), indent=2)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -233,6 +265,18 @@ class Calibrator(ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
         return f"{type(self).__name__}({settings})"
+
+
+def _between(before: Tensor, after: Tensor, share: float, activation: Activation) -> Tensor:
+    """Logits of probabilities of which a share is that of the logits after, the rest that of those before."""
+    if activation == "softmax":
+        both = torch.stack([after.log_softmax(0) + math.log(share), before.log_softmax(0) + math.log1p(-share)])
+        return both.logsumexp(0)
+    yes, no = (
+        torch.stack([logsigmoid(sign * after) + math.log(share), logsigmoid(sign * before) + math.log1p(-share)])
+        for sign in (1, -1)
+    )
+    return yes.logsumexp(0) - no.logsumexp(0)
 
 
 def check_inputs(inputs: Inputs) -> Inputs:

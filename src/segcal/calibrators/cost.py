@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
+from segcal.calibrators.boxes import box_size
 from segcal.calibrators.calibrator import Calibrator
-from segcal.calibrators.local import BATCH, LocalTemperature, box_size
+from segcal.calibrators.local import BATCH, LocalTemperature
 
 PASSES = {
     "temperature": 5, "class-temperature": 6, "vector": 6, "matrix": 9, "dirichlet": 10, "platt": 11, "beta": 12,

@@ -3,40 +3,30 @@
 A positive temperature leaves the most probable class, so that its Dice stays exactly what it was (that of a union of
 classes may not), while the average calibration error, which is part of what is minimised here, falls. The network looks
 at how the logits of a voxel stand to each other; with `dilations` also at its neighbours, with `image` also at the
-image.
+image. With `smoothing` probabilities are averaged with those of the neighbours first, by shares that are learned, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from segcal.calibrators.boxes import SURE, Box, Drawing, standardised, sureness
 from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs
 from segcal.calibrators.objective import average_error, soft_statistics
-from segcal.calibrators.stream import (
-    CaseStream,
-    check_stream,
-    flat_labels,
-    flatten,
-    need_finite,
-    need_same_classes,
-    slabs_of,
-    volume_of,
-    voxels_of,
-)
+from segcal.calibrators.smoothing import around, smoothed
+from segcal.calibrators.stream import CaseStream, check_stream
 from segcal.errors import ConfigError, ShapeError, check_seed
 
 COLDEST, HOTTEST = math.exp(-0.25), math.exp(1.5)  # much colder ones empty the middle bins, which flatters ACE
 CLIP = 12.0  # logits further than this from the largest one (of a sigmoid: from zero) look alike
-SURE = 0.99  # voxels surer than this stay in the outermost bins: ACE must not steer them, the likelihood does
 BATCH = 4  # cases in a step
-MOST_BOXES = 8  # of a case
-KEPT_BYTES = 1 << 30  # of all boxes
+FIRST_SHARE = 0.25  # of the neighbours along an axis, for each that is a voxel's own
 STEP_WORK = 3 << 18  # voxels of a case times (classes + 4) in a step: 98,304 voxels of four classes
 
 
@@ -87,30 +77,14 @@ def features_of(logits: Tensor, image: Tensor | None, activation: Activation) ->
     return torch.cat(parts)
 
 
-class _Box(NamedTuple):
-    """A case, or a part of it: logits and labels, and the image where it is wanted."""
-
-    logits: Tensor
-    labels: Tensor
-    image: Tensor | None
-    weights: Tensor | None = None
-    """(voxel): how many voxels each stands for; None: one."""
-
-    @property
-    def voxels(self) -> int:
-        return self.logits[0].numel()
-
-    @property
-    def bytes_of_voxel(self) -> float:
-        return sum(part.nbytes for part in self if part is not None) / self.voxels
-
-
 class LocalTemperature(Calibrator):
     """A temperature for each voxel, trained for ACE and likelihood together; the most probable class stays.
 
     activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
     ace, nll: weights of the soft-binned average calibration error (of the foreground; half of it case by case, half of
         four cases together) and of the negative log-likelihood, each as a share of what it is before the fit.
+    smoothing: whether each probability is averaged first with those of the neighbours along each axis, by shares that
+        are learned with the temperatures; no decision changes.
     dilations: a convolution over three voxels along each axis for each; none: every voxel by itself.
     image: whether the network sees the image, too; cases are then (logits, labels, image).
     width, steps: of the network; of its training.
@@ -132,6 +106,7 @@ class LocalTemperature(Calibrator):
         activation: Activation = "softmax",
         ace: float = 1.0,
         nll: float = 1.0,
+        smoothing: bool = False,
         dilations: Sequence[int] = (),
         image: bool = False,
         width: int = 16,
@@ -150,15 +125,30 @@ class LocalTemperature(Calibrator):
         for name, number in numbers.items():
             if number < 1:
                 raise ConfigError(f"{name} must be at least 1; got {number}.")
-        self.ace, self.nll, self.dilations, self.image = ace, nll, tuple(dilations), image
+        self.ace, self.nll, self.smoothing, self.dilations, self.image = ace, nll, smoothing, tuple(dilations), image
         self.width, self.steps, self.bins, self.box_voxels = width, steps, bins, box_voxels
         self.seed = check_seed(seed)
         self.network: TemperatureNetwork | None = None
+        self.shares: Tensor | None = None
+        """(axis): of each probability, what comes from the neighbours along an axis; None: nothing."""
         self.axes, self.channels = 1, 0
 
     @property
     def spatial(self) -> bool:
+        return self._looks_around or self.smoothing
+
+    @property
+    def _looks_around(self) -> bool:
+        """Whether the network needs voxels side by side."""
         return bool(self.dilations) or self.image
+
+    @property
+    def drawing(self) -> Drawing:
+        """How cases are drawn from for a fit."""
+        return Drawing(
+            self.activation, self.box_voxels, side_by_side=self._looks_around, image=self.image,
+            neighbours=self.smoothing,
+        )  # fmt: skip
 
     @property
     def fitted(self) -> bool:
@@ -169,7 +159,7 @@ class LocalTemperature(Calibrator):
         return True
 
     def settings(self) -> dict[str, Any]:
-        own = ("ace", "nll", "dilations", "image", "width", "steps", "bins", "box_voxels", "seed")
+        own = ("ace", "nll", "smoothing", "dilations", "image", "width", "steps", "bins", "box_voxels", "seed")
         return super().settings() | {name: getattr(self, name) for name in own}
 
     def fit(
@@ -182,15 +172,17 @@ class LocalTemperature(Calibrator):
         """Itself, fitted, as `Calibrator.fit` says; `progress` is told which share of the training's steps is done."""
         number = check_stream(cases)
         check_inputs(inputs)
-        boxes, voxels = self._draw_boxes(cases, number)
+        boxes, voxels = self.drawing.draw(cases, number, self.seed)
         first = boxes[0][0]
-        self._classes, self.axes = len(first.logits), first.logits.ndim - 1
+        self._classes = len(first.logits)
+        self.axes = first.logits.ndim - 1 if first.neighbours is None else len(first.neighbours)
         self.channels = 0 if first.image is None else len(first.image)
         random = torch.Generator().manual_seed(self.seed)
         seen = [self._at_most(case[0], random) for case in boxes]
         own = torch.stack([torch.stack(self._errors([box])) for box in seen]).mean(0).clamp(min=1e-6)
-        self.network = self._train(boxes, own, progress)
-        after = torch.stack([torch.stack(self._errors([box], self.network)) for box in seen]).mean(0) / own
+        self.network, self.shares = self._train(boxes, own, progress)
+        now = [torch.stack(self._errors([box], self.network, self.shares)) for box in seen]
+        after = torch.stack(now).mean(0) / own
         weights = torch.tensor([self.ace, self.nll], dtype=torch.float64)
         likelihood = "NLL" if self.activation == "softmax" else "binary NLL"
         objective = f"{self.ace:g} ACE / own + {self.nll:g} {likelihood} / own"
@@ -199,12 +191,15 @@ class LocalTemperature(Calibrator):
         return self
 
     def _train(
-        self, boxes: Sequence[Sequence[_Box]], own: Tensor, progress: Callable[[float], None]
-    ) -> TemperatureNetwork:
+        self, boxes: Sequence[Sequence[Box]], own: Tensor, progress: Callable[[float], None]
+    ) -> tuple[TemperatureNetwork, Tensor | None]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             network = self._new_network()
         optimizer = torch.optim.AdamW(network.parameters(), lr=5e-3, weight_decay=1e-4)
+        mixing = torch.full((self.axes,), math.log(FIRST_SHARE), requires_grad=self.smoothing)  # to the own share
+        if self.smoothing:
+            optimizer.add_param_group({"params": [mixing], "lr": 5e-2, "weight_decay": 0.0})
         rise = math.ceil(0.1 * self.steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda i: min((i + 1) / rise, 1) * (1 + math.cos(math.pi * i / self.steps)) / 2
@@ -215,26 +210,30 @@ class LocalTemperature(Calibrator):
             places = torch.rand(len(chosen), generator=random).tolist()
             batch = [boxes[i][int(place * len(boxes[i]))] for i, place in zip(chosen, places, strict=True)]
             batch = [self._at_most(box, random) for box in batch]
-            ace, nll = self._errors(batch, network, learning=True)
+            shares = _shares(mixing) if self.smoothing else None
+            ace, nll = self._errors(batch, network, shares, learning=True)
             optimizer.zero_grad(set_to_none=True)
             (self.ace / own[0] * ace + self.nll / own[1] * nll).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            nn.utils.clip_grad_norm_([*network.parameters(), mixing], 1.0)
             optimizer.step()
             schedule.step()
             progress((step + 1) / self.steps)
-        return network.eval().requires_grad_(False)
+        return network.eval().requires_grad_(False), _shares(mixing).detach() if self.smoothing else None
 
-    def _at_most(self, box: _Box, random: torch.Generator) -> _Box:
+    def _at_most(self, box: Box, random: torch.Generator) -> Box:
         """A box, or a new draw of its voxels where they are more than a step may cost; neighbours stay together."""
         most = STEP_WORK // (len(box.logits) + 4)
-        if self.spatial or box.voxels <= most:
+        if self._looks_around or box.voxels <= most:
             return box
-        drawn = torch.randint(box.voxels, (most,), generator=random)
-        weights = None if box.weights is None else box.weights[drawn]
-        return _Box(box.logits[:, drawn], box.labels[..., drawn], None, weights)
+        return box.at((torch.randint(box.voxels, (most,), generator=random),))
 
     def _errors(
-        self, batch: Sequence[_Box], network: TemperatureNetwork | None = None, *, learning: bool = False
+        self,
+        batch: Sequence[Box],
+        network: TemperatureNetwork | None = None,
+        shares: Tensor | None = None,
+        *,
+        learning: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """ACE, half of it box by box, half of all together, and mean negative log-likelihood, both float64.
 
@@ -244,10 +243,12 @@ class LocalTemperature(Calibrator):
         for box in batch:
             logits = steered = box.logits
             if network is not None:
-                logarithm = self._logarithm(network, box.logits, box.image)
-                sure = _sureness(box.logits, self.activation) > SURE
-                logits = box.logits / logarithm.exp()
-                steered = box.logits / torch.where(sure & learning, logarithm.detach(), logarithm).exp()
+                if shares is not None and box.neighbours is not None:
+                    logits = smoothed(logits, box.neighbours, shares, self.activation)
+                logarithm = self._logarithm(network, logits, box.image)
+                sure = sureness(box.logits, self.activation) > SURE
+                steered = logits / torch.where(sure & learning, logarithm.detach(), logarithm).exp()
+                logits = logits / logarithm.exp()
             stats = soft_statistics(steered, box.labels, self.activation, bins=self.bins)
             aces.append(average_error(stats, "ace", background=self.activation == "sigmoid"))
             pooled = stats if pooled is None else pooled + stats
@@ -259,39 +260,50 @@ class LocalTemperature(Calibrator):
     def _logarithm(self, network: TemperatureNetwork, logits: Tensor, image: Tensor | None) -> Tensor:
         """Log-temperatures (1 or class, ...)."""
         features = features_of(logits, image, self.activation)
-        found: Tensor = network(features if self.spatial else features.flatten(1))
+        found: Tensor = network(features if self._looks_around else features.flatten(1))
         return found.reshape(-1, *logits.shape[1:])
 
     def _new_network(self) -> TemperatureNetwork:
         assert self.classes is not None  # a file or the cases have told
         return TemperatureNetwork(
-            self.classes, self.axes if self.spatial else 1, self.activation,
+            self.classes, self.axes if self._looks_around else 1, self.activation,
             channels=self.channels, width=self.width, dilations=self.dilations,
         )  # fmt: skip
 
     def temperatures(self, logits: Tensor, *, image: Tensor | None = None) -> Tensor:
         """(1, ...) of (class, ...) logits; (class, ...) for a sigmoid. To look at: where was the network too sure?"""
         self.check(logits)
+        return self._temperatures(self._smoothed(logits), image)
+
+    def _smoothed(self, logits: Tensor) -> Tensor:
+        """Logits (class, ...) with what comes from the neighbours."""
+        if self.spatial and logits.ndim - 1 != self.axes:
+            raise ShapeError(f"logits must have {self.axes} axes of space, as in the fit; got {tuple(logits.shape)}.")
+        if self.shares is None:
+            return logits
+        return smoothed(logits, around(logits, self.activation), self.shares, self.activation)
+
+    def _temperatures(self, logits: Tensor, image: Tensor | None) -> Tensor:
         assert self.network is not None  # it is fitted
         if self.image and (image is None or image.shape != (self.channels, *logits.shape[1:])):
             came = "none" if image is None else str(tuple(image.shape))
             raise ShapeError(f"the calibrator needs an image of {self.channels} channels on the grid; got {came}.")
-        if self.spatial and logits.ndim - 1 != self.axes:
-            raise ShapeError(f"logits must have {self.axes} axes of space, as in the fit; got {tuple(logits.shape)}.")
-        seen = _standardised(image.float()) if self.image and image is not None else None
+        seen = standardised(image.float()) if self.image and image is not None else None
         with torch.no_grad():
             return self._logarithm(self.network, logits, seen).exp().to(logits)
 
     def _apply(self, logits: Tensor) -> Tensor:
-        return logits / self.temperatures(logits)
+        return logits / self._temperatures(logits, None)
 
     def _transform(self, logits: Tensor, image: Tensor | None) -> Tensor:
-        return logits / self.temperatures(logits, image=image) if self.spatial else super()._transform(logits, image)
+        values = self._smoothed(logits)
+        return values / self._temperatures(values, image) if self._looks_around else super()._transform(values, image)
 
     def state(self) -> dict[str, Any]:
         assert self.network is not None  # `save` has looked
         weights = {name: value.tolist() for name, value in self.network.state_dict().items()}
-        return {"axes": self.axes, "channels": self.channels, "weights": weights}
+        smoothing = {} if self.shares is None else {"shares": self.shares.tolist()}
+        return {"axes": self.axes, "channels": self.channels, "weights": weights} | smoothing
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.axes, self.channels = int(state["axes"]), int(state["channels"])
@@ -301,102 +313,16 @@ class LocalTemperature(Calibrator):
         network.load_state_dict({name: torch.tensor(value) for name, value in state["weights"].items()})
         if not all(bool(value.isfinite().all()) for value in network.state_dict().values()):
             raise ValueError("its weights must be finite numbers")
+        if self.smoothing:
+            self.shares = torch.tensor(state["shares"], dtype=torch.float32)
+            if self.shares.shape != (self.axes,) or not (bool((self.shares >= 0).all()) and self.shares.sum() <= 1):
+                raise ValueError("its shares must be a number for each axis, at least 0 and together at most 1")
         self.network = network.eval().requires_grad_(False)
 
-    def _draw_boxes(self, cases: CaseStream, number: int) -> tuple[list[list[_Box]], int]:
-        """Boxes of each case, in one pass, and the voxels of all cases."""
-        random = torch.Generator().manual_seed(self.seed)
-        boxes: list[list[_Box]] = []
-        voxels = 0
-        for i, case in enumerate(cases):
-            draw = self._cut_boxes if self.spatial else self._draw_voxels
-            found, seen = draw(i, case, KEPT_BYTES / number, random)
-            if boxes:
-                need_same_classes(len(boxes[0][0].logits), len(found[0].logits), i)
-            boxes.append(found)
-            voxels += seen
-        return boxes, voxels
 
-    def _cut_boxes(self, place: int, case: Any, most_bytes: float, random: torch.Generator) -> tuple[list[_Box], int]:
-        """Boxes of a case whose voxels stand side by side, or all of a small one; and how many voxels it has."""
-        whole = self._checked(place, *volume_of(case))
-        share = max(1, int(most_bytes / whole.bytes_of_voxel))
-        size = box_size(whole.logits.shape[1:], min(self.box_voxels, share))
-        often = 1 if size == whole.logits.shape[1:] else min(MOST_BOXES, max(1, share // math.prod(size)))
-        return [self._cut(whole, size, random) for _ in range(often)], whole.voxels
-
-    def _draw_voxels(self, place: int, case: Any, most_bytes: float, random: torch.Generator) -> tuple[list[_Box], int]:
-        """Some voxels of a case, as many from each of its parts as that is large; and how many it has."""
-        found: list[_Box] = []
-        seen = total = 0
-        for logits, labels in slabs_of(case):
-            if not logits[0].numel():
-                continue
-            part = self._checked(place, logits, labels, None)
-            total = total or voxels_of(case, len(logits))
-            most = min(MOST_BOXES * self.box_voxels, max(1, int(most_bytes / part.bytes_of_voxel)))
-            found.append(self._thin(part, most * part.voxels / total, random))
-            seen += part.voxels
-        if not found:
-            raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none.")
-        weights = [box.weights for box in found if box.weights is not None]
-        logits, labels = torch.cat([box.logits for box in found], -1), torch.cat([box.labels for box in found], -1)
-        return [_Box(logits, labels, None, torch.cat(weights))], seen
-
-    def _checked(self, place: int, logits: Tensor, labels: Tensor, image: Tensor | None) -> _Box:
-        """A case or a part of it, if it can be learned from."""
-        flat, truth = flatten(logits, labels, self.activation)
-        if not flat.shape[1]:
-            raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none.")
-        need_finite(flat)
-        if self.image and (image is None or image.shape[1:] != logits.shape[1:]):
-            raise ShapeError(
-                f"image=True needs cases (logits, labels, image), the image (channel, ...) on the grid of the logits; "
-                f"case {place} has {'none' if image is None else tuple(image.shape)}."
-            )
-        seen = image.detach().float() if image is not None and self.image else None
-        truth = truth.reshape(*truth.shape[:-1], *logits.shape[1:]).to(torch.uint8)
-        return _Box(flat.float().reshape(logits.shape), truth, None if seen is None else _standardised(seen))
-
-    def _thin(self, whole: _Box, most_voxels: float, random: torch.Generator) -> _Box:
-        """The voxels (class, voxel) that are not sure, and a draw of one in ten of the others; fewer of too many."""
-        logits = whole.logits.flatten(1)
-        labels = flat_labels(whole.labels, whole.logits)
-        sure = _sureness(logits, self.activation).amin(0) > SURE
-        places, weights = [], []
-        for group, share in ((~sure, 1.0), (sure, 0.1)):
-            there = group.nonzero()[:, 0]
-            taken = math.ceil(min(len(there) * share, most_voxels * (0.8 if share == 1 else 0.2)))
-            drawn = there[torch.randperm(len(there), generator=random)[:taken]]
-            places.append(drawn)
-            weights.append(torch.full((taken,), len(there) / max(taken, 1)))
-        chosen = torch.cat(places)
-        return _Box(logits[:, chosen], labels[..., chosen], None, torch.cat(weights))
-
-    def _cut(self, whole: _Box, size: tuple[int, ...], random: torch.Generator) -> _Box:
-        """A box of this size around a voxel that is not sure; all of a small case."""
-        shape = whole.logits.shape[1:]
-        if size == shape:
-            return whole
-        doubtful = (_sureness(whole.logits, self.activation).amin(0) < SURE).nonzero()
-        chosen = int(torch.randint(max(len(doubtful), 1), (), generator=random))
-        centre = doubtful[chosen].tolist() if len(doubtful) else [length // 2 for length in shape]
-        starts = [min(max(c - s // 2, 0), w - s) for c, s, w in zip(centre, size, shape, strict=True)]
-        box: Any = (..., *(slice(a, a + s) for a, s in zip(starts, size, strict=True)))
-        return _Box(*(None if part is None else part[box].clone() for part in whole))  # type: ignore[arg-type]
-
-
-def box_size(shape: Sequence[int], most_voxels: int) -> tuple[int, ...]:
-    """As large as allowed, the longest sides cut first.
-
-    >>> box_size((100, 100, 10), 10_000)
-    (31, 32, 10)
-    """
-    size = list(shape)
-    while math.prod(size) > most_voxels:
-        longest = size.index(max(size))
-        size[longest] -= max(1, size[longest] // 20)
-    return tuple(size)
+def _shares(mixing: Tensor) -> Tensor:
+    """(axis) shares of the neighbours; what is left to 1 is a voxel's own."""
+    return torch.cat([mixing.new_zeros(1), mixing]).softmax(0)[1:]
 
 
 def _likelihood(logits: Tensor, labels: Tensor, weights: Tensor | None, activation: Activation) -> Tensor:
@@ -408,15 +334,3 @@ def _likelihood(logits: Tensor, labels: Tensor, weights: Tensor | None, activati
     if weights is None:
         return losses.double().mean()
     return (losses * weights).double().sum() / weights.double().sum() / (1 if losses.ndim == 1 else len(losses))
-
-
-def _sureness(logits: Tensor, activation: Activation) -> Tensor:
-    """Probability of what is decided, (1 or class, ...)."""
-    return logits.softmax(0).amax(0, keepdim=True) if activation == "softmax" else logits.abs().sigmoid()
-
-
-def _standardised(image: Tensor) -> Tensor:
-    """Each channel less its mean, by its deviation."""
-    axes = tuple(range(1, image.ndim))
-    deviation = image.std(axes, keepdim=True).clamp(min=1e-6)
-    return (image - image.mean(axes, keepdim=True)) / deviation
