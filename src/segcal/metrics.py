@@ -73,7 +73,7 @@ def mce(stats: BinStatistics) -> Tensor:
 def occupied(stats: BinStatistics) -> Tensor:
     """Share of the bins that hold voxels, (case, class), float64; NaN for a case without voxels.
 
-    No error, but what `ace` is a mean of: of a label map 2 bins of 20 are occupied, and an ACE says little. Neither a high
+    No error, but what `ace` is a mean of: a label map occupies 2 bins of 20, and its ACE says little. Neither a high
     nor a low share is better by itself; where it falls, so may the ACE, for want of bins to be wrong in.
 
     stats: bin statistics, as `bin_statistics` collects them.
