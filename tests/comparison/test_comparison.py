@@ -578,8 +578,8 @@ def test_remarks_tell_failures_and_notes_and_survive_what_is_neither(methods):
     }
     number = len(base.cases)
     empty = (
-        "net: only 5 % of the bins hold voxels, on average over cases and classes: most are empty, as in label maps, "
-        "so that ACE says little (see How ACE can be gamed)."
+        "net: only 5 % of the bins hold voxels, on average over cases and their classes: most are empty, as in label "
+        "maps, so that ACE says little (see How ACE can be gamed)."
     )
     assert remarks({"net": replace(base, provenance=told), "none": base}) == [
         f"net: 7 of {number + 7} cases failed and count nowhere: "

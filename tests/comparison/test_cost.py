@@ -111,11 +111,22 @@ def test_heat_and_label_maps_are_told_and_better_probabilities_are_not(phantoms,
 def test_empty_bins_are_told_of_a_label_map_alone(phantoms, tmp_path):
     (sentence,) = remarks(phantoms)
     assert sentence.startswith(
-        "label map: only 10 % of the bins hold voxels, on average over cases and classes: most are"
+        "label map: only 10 % of the bins hold voxels, on average over cases and their classes: most are"
     )
     for name in ("network", "label map"):
         page = build_report({name: phantoms[name]}, tmp_path / "report.html", resamples=5).read_text(encoding="utf-8")
         assert ("of the bins hold voxels, on average" in page) == (name == "label map")
+
+
+def test_a_class_that_a_case_lacks_is_no_empty_bin():
+    full = spread(20)
+    counts = full.statistics.count.clone()
+    counts[1:, :, 1:] = 0  # nothing but the first bin, as where a network is sure that the class is not there
+    sums = replace(full.statistics, count=counts, confidence_sum=counts * 0.01, label_sum=counts * 0)
+    sparse = replace(full, statistics=sums)
+    assert len(remarks({"net": sparse})) == 1
+    lacking = replace(sparse.overlap, true=torch.tensor([[100.0], *[[0.0]] * (CASES - 1)], dtype=torch.float64))
+    assert remarks({"net": replace(sparse, overlap=lacking)}) == []
 
 
 def test_evaluate_tells_of_empty_bins_and_has_their_column(tmp_path):

@@ -6,6 +6,7 @@ form written here is left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from segcal._io.jobs import Failure
@@ -38,15 +39,20 @@ def evaluation_notes(evaluation: Evaluation) -> list[Note]:
 
 
 def empty_bins(evaluation: Evaluation) -> list[Note]:
-    """A note where fewer than half of the bins hold voxels, on average over cases and classes but the background."""
-    share = occupied(evaluation.foreground().binned).nanmean(1).nanmean().item()
+    """A note where fewer than half of the bins hold voxels, on average over cases and classes but the background.
+
+    Classes that a case lacks do not count: to be sure that they are not there is no fault.
+    """
+    part = evaluation.foreground()
+    shares = occupied(part.binned).where(part.overlap.true > 0, math.nan)
+    share = shares.nanmean(1).nanmean().item()
     if not share < FEWEST_OCCUPIED:
         return []
     return [
         Note(
             "empty bins",
-            f"only {100 * share:.0f} % of the bins hold voxels, on average over cases and classes: most are empty, as "
-            "in label maps, so that ACE says little (see How ACE can be gamed).",
+            f"only {100 * share:.0f} % of the bins hold voxels, on average over cases and their classes: most are "
+            "empty, as in label maps, so that ACE says little (see How ACE can be gamed).",
         )
     ]
 
