@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from segcal import Binning, BinStatistics, ace, bin_statistics, ece
+from segcal import Binning, BinStatistics, ScoreSums, ace, bin_statistics, ece, nll
 from segcal.datasets.phantom import CLASSES, phantom_case
 from segcal.evaluation.diagrams import reliability
 from segcal.plots import COLUMN_IN, PAGE_IN, memberships, new_figure, reliability_grid, save_figure
@@ -84,6 +84,32 @@ def why_ece_misleads() -> None:
     save_figure(figure, IMAGES / "concept-ece.png", dpi=DPI)
 
 
+def how_ace_can_be_gamed() -> None:
+    """ACE and NLL of the page's network while its logits are divided, relative to the network's own."""
+    probabilities, labels = phantom(range(10))
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(shape, generator=generator) for shape in ((10, 1, 1), probabilities.shape)]
+    logits = torch.logit(probabilities, eps=1e-5) + noise[0] + 0.5 * noise[1]
+    divisors = torch.linspace(0.75, 2.25, 31)
+    found = []
+    for divisor in divisors:
+        organ = (logits / divisor).sigmoid()
+        errors = ace(bin_statistics(organ, labels, bins=20)).mean().item()
+        found.append((errors, nll(ScoreSums.of_regions(organ, labels)).mean().item()))
+    figure = new_figure(COLUMN_IN * 1.3, 2.4)
+    ax = figure.add_subplot()
+    own = found[divisors.tolist().index(1.0)]
+    lines = [
+        ax.plot(divisors, [value / first for value in values], color=colour, linewidth=1.5)[0]
+        for values, first, colour in zip(zip(*found, strict=True), own, (VERMILLION, BLUE), strict=True)
+    ]
+    ax.axhline(1, color=GREY, linewidth=0.75, linestyle="--")
+    plain_axes(ax, x="what all logits are divided by", y="relative to the network")
+    ax.set(xlim=(0.75, 2.25), ylim=(0.8, 1.4), xticks=[0.75, 1, 1.25, 1.5, 1.75, 2, 2.25], yticks=[0.8, 1, 1.2, 1.4])
+    legend(ax, lines, [f"ACE (from {own[0]:.3f})", f"NLL (from {own[1]:.4f})"], loc="upper left")
+    save_figure(figure, IMAGES / "concept-heat.png", dpi=DPI)
+
+
 def hard_and_soft_binning() -> None:
     """What a probability weighs in each of five bins."""
     figure = new_figure(COLUMN_IN * 1.3, 2.4)
@@ -147,7 +173,14 @@ def tutorial(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for draw in (calibration, why_ece_misleads, hard_and_soft_binning, micro_and_macro, finite_sample_floor):
+    for draw in (
+        calibration,
+        why_ece_misleads,
+        how_ace_can_be_gamed,
+        hard_and_soft_binning,
+        micro_and_macro,
+        finite_sample_floor,
+    ):
         draw()
     if len(sys.argv) > 1:
         tutorial(Path(sys.argv[1]))

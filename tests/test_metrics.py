@@ -15,6 +15,7 @@ from segcal import (
     equal_mass,
     mce,
     micro,
+    occupied,
     overconfidence,
     signed_gap,
     underconfidence,
@@ -25,6 +26,21 @@ from segcal.statistics import SUMS, BinStatistics
 
 def statistics(probabilities, labels, bins=2):
     return bin_statistics(torch.tensor(probabilities), torch.tensor(labels), bins=bins)
+
+
+def test_occupied_bins_are_counted_case_by_case_and_pooled():
+    # Five bins of 0.2. The first case fills the first (twice) and the last, the second the second, the third all.
+    three = [[[0.1, 0.15, 0.9, 1.0, 1.0]], [[0.3] * 5], [[0.1, 0.3, 0.5, 0.7, 0.9]]]
+    stats = statistics(three, [[[0, 1, 0, 1, 0]]] * 3, bins=5)
+    assert occupied(stats).tolist() == [[pytest.approx(2 / 5)], [pytest.approx(1 / 5)], [1.0]]
+    assert occupied(micro(stats.select(cases=[0, 1]))).item() == pytest.approx(3 / 5)
+    assert occupied(stats.pool("class")).tolist() == occupied(stats).tolist()
+
+
+def test_of_a_label_map_two_bins_are_occupied():
+    stats = statistics([[[0.0, 1.0, 1.0, 0.0]]], [[[0, 1, 0, 0]]], bins=20)
+    assert occupied(stats).item() == pytest.approx(2 / 20)
+    assert ace(stats).item() == pytest.approx((0 + 1 / 2) / 2)  # of two bins; the others say nothing
 
 
 def test_over_and_underconfidence_make_up_the_ece():
@@ -184,7 +200,7 @@ def test_background_does_not_dilute_equal_mass_bins():
     assert errors[0.0] > 0.05
 
 
-@pytest.mark.parametrize("metric", [ece, ace, mce, signed_gap, overconfidence, underconfidence])
+@pytest.mark.parametrize("metric", [ece, ace, mce, occupied, signed_gap, overconfidence, underconfidence])
 def test_a_case_without_voxels_has_no_error(metric):
     stats = bin_statistics(torch.rand(1, 1, 4), torch.ones(1, 1, 4), mask=torch.zeros(1, 4))
     assert math.isnan(metric(stats).item())

@@ -70,6 +70,7 @@ CASE_AND_CLASS = {
     "`ace`": ("a", "ace", [(0.3 + 0.2 + 0.0) / 3, 0.35]),
     "`ece`": ("a", "ece", [(0.3 + 2 * 0.2 + 0.0) / 4, 0.35]),
     "`mce`": ("a", "mce", [0.3, 0.35]),
+    "`occupied`": ("a", "occupied", [3 / 10, 1 / 10]),  # bins of 0.0, 0.2 and 0.7; that of 0.4
     "`equal_mass_ace`": ("a", "equal_mass_ace", [(0.3 + 0.2) / 2, 0.35]),  # 0.0 is left out
     "`signed_gap`": ("a", "signed_gap", [(-0.3 + 2 * 0.2) / 4, -0.35]),
     "`overconfidence`": ("a", "overconfidence", [0.0, 0.35]),  # three in four are there, on the other side of 1/2

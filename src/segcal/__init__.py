@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from segcal.evaluation.options import ReadOptions
     from segcal.evaluation.outcome import Outcome
     from segcal.losses import ACELoss, LossTerms, SegmentationLoss
-    from segcal.metrics import ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
+    from segcal.metrics import ace, ece, equal_mass, mce, micro, occupied, overconfidence, signed_gap, underconfidence
     from segcal.plots import write_figures
     from segcal.quality.applying import apply_quality
     from segcal.quality.deciding import decide
@@ -48,6 +48,7 @@ _HOME = {
     "ece": "metrics",
     "ace": "metrics",
     "mce": "metrics",
+    "occupied": "metrics",
     "signed_gap": "metrics",
     "overconfidence": "metrics",
     "underconfidence": "metrics",
@@ -138,6 +139,7 @@ __all__ = [
     "mce",
     "micro",
     "nll",
+    "occupied",
     "overconfidence",
     "signed_gap",
     "threshold_curves",

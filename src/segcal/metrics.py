@@ -51,10 +51,10 @@ def ace(stats: BinStatistics, *, empty_bins: Literal["skip", "zero"] = "skip") -
     (tensor([[0.2000]], dtype=torch.float64), tensor([[0.1600]], dtype=torch.float64))
     """
     one_of("empty_bins", empty_bins, ("skip", "zero"))
-    occupied = stats.occupied.sum(-1)
-    bins = occupied if empty_bins == "skip" else stats.binning.bins
+    filled = stats.occupied.sum(-1)
+    bins = filled if empty_bins == "skip" else stats.binning.bins
     mean = torch.where(stats.occupied, stats.gap, 0).sum(-1) / torch.as_tensor(bins).clamp(min=1)
-    return torch.where(occupied > 0, mean, torch.nan)
+    return torch.where(filled > 0, mean, torch.nan)
 
 
 def mce(stats: BinStatistics) -> Tensor:
@@ -68,6 +68,22 @@ def mce(stats: BinStatistics) -> Tensor:
     """
     largest = torch.where(stats.occupied, stats.gap, -torch.inf).amax(-1)
     return torch.where(largest >= 0, largest, torch.nan)
+
+
+def occupied(stats: BinStatistics) -> Tensor:
+    """Share of the bins that hold voxels, (case, class), float64; NaN for a case without voxels.
+
+    No error, but what `ace` is a mean of: a label map occupies 2 bins of 20, and its ACE says little. Neither a high
+    nor a low share is better by itself; where it falls, so may the ACE, for want of bins to be wrong in.
+
+    stats: bin statistics, as `bin_statistics` collects them.
+
+    >>> from segcal import bin_statistics
+    >>> occupied(bin_statistics(torch.tensor([[[0.1, 0.15, 0.9]]]), torch.tensor([[[0, 0, 1]]]), bins=5))
+    tensor([[0.4000]], dtype=torch.float64)
+    """
+    share = stats.occupied.double().mean(-1)
+    return torch.where(share > 0, share, torch.nan)
 
 
 def signed_gap(stats: BinStatistics) -> Tensor:

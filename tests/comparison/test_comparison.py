@@ -20,7 +20,7 @@ from segcal.comparison.tables import LAYOUTS, comparison_tables, make_table, not
 from segcal.evaluation.evaluation import read_evaluations
 from segcal.evaluation.intervals import resample_weights
 from segcal.evaluation.remarks import remarks
-from segcal.evaluation.tables import to_latex, to_markdown, to_terminal
+from segcal.evaluation.tables import Cell, to_latex, to_markdown, to_terminal
 from segcal.plots import new_figure
 from segcal.report import build_report
 
@@ -429,10 +429,11 @@ def test_seeds_that_differ_in_what_they_measured_share_the_rest():
 
 
 def test_tables_tell_the_spread_over_seeds(seeded, tmp_path):
-    table = comparison_tables(seeded)[0]
-    cells = [cell.text for cell in table.rows[1]]
+    first, _, table, *_ = comparison_tables(seeded)
+    cells = [cell.text for cell in first.rows[1]]
     entry = seeded.find("other", metric="dice")
     assert cells[:2] == ["other", f"{entry.value:.3f} ± {entry.std:.3f} (seeds ± {entry.seed_std:.3f})"]
+    cells = [cell.text for cell in table.rows[1]]
     entry = seeded.find("other", average="micro paper", metric="ace")
     interval = f"[{entry.low:.3f}, {entry.high:.3f}]"
     assert f"{entry.value:.3f} {interval} (seeds ± {entry.seed_std:.3f})" in cells
@@ -447,16 +448,25 @@ def test_tables_tell_the_spread_over_seeds(seeded, tmp_path):
 
 
 def test_a_table_knows_its_names_and_can_leave_the_floor_out(comparison):
-    columns = next(iter(LAYOUTS.values()))
+    columns = LAYOUTS["Average calibration error"]
     grouped = make_table(comparison, "", columns, labels=comparison.classes, floor=False)
-    assert grouped.headings == ("class", "method", "DSC ↑", "Macro-ACE ↓", "Micro-ACE ↓", "Micro-ACE (paper) ↓")
-    assert {len(row) for row in grouped.rows} == {6}
+    assert grouped.headings == ("class", "method", "Macro-ACE ↓", "Micro-ACE ↓", "Micro-ACE (paper) ↓")
+    assert {len(row) for row in grouped.rows} == {5}
     assert (grouped.names, [grouped.opens_group(i) for i in range(6)]) == (2, [True, False, False] * 2)
     plain = make_table(comparison, "", columns)
     assert (plain.names, plain.opens_group(0), plain.headings.count("floor")) == (1, False, 2)
     other = replace(grouped, headings=("dataset", *grouped.headings[1:]))
     assert to_latex(other).count(r"\midrule") == 2
-    assert [column.justify for column in to_terminal(other).columns] == ["left"] * 2 + ["right"] * 4
+    assert [column.justify for column in to_terminal(other).columns] == ["left"] * 2 + ["right"] * 3
+
+
+def test_what_an_ace_cost_is_beside_it_and_occupied_bins_have_no_best(comparison):
+    table = make_table(comparison, "", next(iter(LAYOUTS.values())))
+    costs = ("Occupied bins", "Macro-NLL ↓", "Macro-Brier ↓")
+    assert table.headings == ("method", "DSC ↑", "Macro-ACE ↓", "floor", *costs)
+    assert [row[4] for row in table.rows] == [
+        Cell("0.050", "± 0.000"), *[Cell("0.050", "± 0.000", change="+0.0 %")] * 2
+    ]  # fmt: skip
 
 
 def test_a_report_takes_a_comparison_that_is_there(methods, seeded, tmp_path):
@@ -522,12 +532,12 @@ def test_the_command_prints_what_fits_a_screen_and_all_of_it_if_asked(methods, t
     command = ["compare", *saved(tmp_path, five), "--out", str(tmp_path / "out"), "--resamples", "20"]
     short, full = (CliRunner().invoke(app, [*command, *option]).stdout for option in ([], ["--full"]))
     assert len(short.splitlines()) <= 45
-    assert "Overlap and average calibration error, all classes" in short
-    assert "Proper scores, all classes" in short
+    assert "Overlap, calibration and what it cost, all classes" in short
+    assert "Average calibration error, all classes" in short
     assert "Expected calibration error" not in short
     assert short.count("Left out:") == 3
     assert full.count("Left out:") == 5
-    for word in ("Expected calibration error", "Maximum calibration error", "Proper scores, all"):
+    for word in ("Expected calibration error", "Maximum calibration error"):
         assert word in full
     written = (tmp_path / "out" / "comparison.md").read_text()
     for text in (short, full, written):
@@ -567,19 +577,26 @@ def test_remarks_tell_failures_and_notes_and_survive_what_is_neither(methods):
         "notes": [{"kind": "hard", "message": "0 and 1 alone.", "cases": ["a", "b"]}, {"kind": "all", "cases": "a"}],
     }
     number = len(base.cases)
+    empty = (
+        "net: only 5 % of the bins hold voxels, on average over cases and their classes: most are empty, as in label "
+        "maps, so that ACE says little (see How ACE can be gamed)."
+    )
     assert remarks({"net": replace(base, provenance=told), "none": base}) == [
         f"net: 7 of {number + 7} cases failed and count nowhere: "
         + "; ".join(f"case {i} (GridError: is off.)" for i in range(5))
         + " and 2 more",
         "net: 0 and 1 alone. (2 cases: a, b)",
         "net: all",
+        empty,
+        empty.replace("net", "none"),
     ]
     assert remarks({"net": [replace(base, provenance=told)] * 2}) == remarks({"net": replace(base, provenance=told)})
     assert remarks({"net": replace(base, provenance={"failures": odd, "notes": odd})}) == [
         f"net: 1 of {number + 1} cases failed and count nowhere: 3 (unknown)",
         "net: x",
+        empty,
     ]
-    assert remarks({"net": replace(base, provenance={"failures": 3, "notes": {"a": 1}})}) == []
+    assert remarks({"net": replace(base, provenance={"failures": 3, "notes": {"a": 1}})}) == [empty]
 
 
 def test_the_command_refuses_with_a_sentence(tmp_path):

@@ -261,5 +261,6 @@ def test_files_of_the_first_format_load_with_what_they_can_tell(tmp_path, exclus
     expected = evaluation.joint if exclusive else evaluation.scores.mean_of_classes()
     torch.testing.assert_close(loaded.joint_scores()["nll"], nll(expected)[:, 0])
     torch.testing.assert_close(loaded.joint_scores()["brier"], brier(expected)[:, 0])
+    assert torch.equal(loaded.case_metrics()["occupied"], evaluation.case_metrics()["occupied"])  # from the sums
     known = loaded.case_metrics()["nll"]
     assert known.isnan().all() if exclusive else torch.equal(known, nll(evaluation.scores))

@@ -229,11 +229,13 @@ def test_the_tables_show_the_numbers_of_the_comparison(tmp_path):
     for method in evaluations:
         for which in ("all", "complete"):
             for label in (None, "liver", "tumour"):
-                for metric, digits in (("dice", 3), ("ace", 3), ("ece", 4), ("mce", 3)):
+                for metric, digits in (
+                    ("dice", 3), ("ace", 3), ("occupied", 3), ("nll", 4), ("brier", 4), ("ece", 4), ("mce", 3),
+                ):  # fmt: skip
                     e = comparison.find(method, cases=which, label=label, metric=metric)
                     value, std, low, high = (f"{x:.{digits}f}" for x in (e.value, e.std, e.low, e.high))
                     cell = f"{value} ± {std} {e.stars} [{low}, {high}]"
-                    if metric != "dice":
+                    if metric in ("ace", "ece", "mce"):
                         cell += f" floor {e.floor:.{digits}f}"
                     assert " ".join(cell.split()) in text
                 for average in ("micro paper", "micro pooled"):
@@ -271,7 +273,7 @@ def test_the_embedded_data_are_those_of_the_diagrams(tmp_path):
         for case in range(4):
             close(
                 data["cases"]["values"][i][case][1],
-                [metrics[m][case, 0] for m in ("dice", "ace", "ece", "mce", "signed_gap", "brier")],
+                [metrics[m][case, 0] for m in ("dice", "ace", "occupied", "nll", "brier", "ece", "mce", "signed_gap")],
             )
             rows = data["cases"]["rows"][i][case][1]
             close([row[3] for row in rows], evaluation.binned.frequency[case, 1])

@@ -233,6 +233,22 @@ def test_failed_cases_and_notes_are_in_the_notes(results, shop, drawn, tmp_path)
         assert text.count(f"Two parts, {method}: Decisions, not probabilities.") == 1
 
 
+def test_what_a_lower_ace_cost_is_in_the_notes_of_each_dataset(results):
+    """NLL of soft-ace made to rise by 7 %, its ACE fallen by 20 %."""
+    changes = {"ace": -0.2, "nll": 0.07, "brier": 0.0, "occupied": 0.0}
+    datasets = []
+    for found in results.datasets:
+        entries = [
+            each._replace(change=changes[each.metric]) if each.method == "soft-ace" and each.metric in changes else each
+            for each in found.comparison.entries
+        ]
+        datasets.append(replace(found, comparison=replace(found.comparison, entries=tuple(entries))))
+    told = replace(results, datasets=tuple(datasets)).notes
+    for found in datasets:
+        (sentence,) = (note for note in told if note.startswith(f"{found.name}, soft-ace: macro-ACE fell"))
+        assert "macro-ACE fell by 20 %, but NLL rose by 7.0 %: part of the gain may come from less" in sentence
+
+
 def with_p(results, **p):
     """The results with these p-values of soft-ace, by dataset."""
 

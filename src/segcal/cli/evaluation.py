@@ -94,17 +94,18 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
 
 
 def _show_summary(evaluation: Evaluation, *, background: bool) -> None:
-    """The summary, how far decisions kept what they promised, and how much of the ACE chance alone would show."""
+    """The summary, whether bins are empty, how far decisions kept what they promised, and the ACE of chance alone."""
     from segcal.comparison.comparison import floors
-    from segcal.comparison.tables import FLOOR_NOTE, SCORE_NOTE
+    from segcal.comparison.tables import FLOOR_NOTE, OCCUPIED_NOTE, SCORE_NOTE
     from segcal.evaluation.agreement import agreement_lines
+    from segcal.evaluation.remarks import empty_bins
     from segcal.evaluation.tables import ALL_CLASSES, summary_table
 
     several = len(evaluation.classes) > 1
     labels = (*evaluation.classes, None) if several else evaluation.classes
     found = floors(evaluation)
     by_label = ", ".join(f"{label or ALL_CLASSES} {found['macro', label, 'ace']:.4f}" for label in labels)
-    notes = [f"Floor of the macro-ACE: {by_label}.", FLOOR_NOTE]
-    kept = agreement_lines(evaluation)
-    told = [*kept, SCORE_NOTE, *notes] if several else [*kept, *notes]
+    notes = [OCCUPIED_NOTE, f"Floor of the macro-ACE: {by_label}.", FLOOR_NOTE]
+    told = [*(f"Note: {note.message}" for note in empty_bins(evaluation)), *agreement_lines(evaluation)]
+    told += [SCORE_NOTE, *notes] if several else notes
     show_tables([summary_table(evaluation, background=background)], told)

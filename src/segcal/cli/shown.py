@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from segcal.volumes import Pairing
 
 
+NARROW = 100  # columns of a terminal; below, tables need every one
 EXTRAS = {"train": ("monai", "pydantic", "tensorboard", "tomli_w"), "dask": ("dask", "distributed")}
 
 
@@ -54,7 +55,7 @@ def show_tables(tables: Iterable[Table | RichTable], sentences: Iterable[str]) -
 
     console = stdout()
     for table in tables:
-        console.print(to_terminal(table) if isinstance(table, Table) else table)
+        console.print(to_terminal(table, narrow=console.width < NARROW) if isinstance(table, Table) else table)
     for sentence in sentences:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 

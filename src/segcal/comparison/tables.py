@@ -1,4 +1,4 @@
-"""A comparison as tables, in the layout of the paper's table 1, and every number as CSV."""
+"""A comparison as tables, the paper's table 1 and what an ACE cost beside it, and every number as CSV."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from segcal._io.files import csv_text, write_whole
 from segcal._io.words import counted
+from segcal.comparison.cost import costs
 from segcal.comparison.entry import Entry
 from segcal.evaluation.columns import HIGHER_IS_BETTER, IN_POINTS, TWO_SIDED, Column, Label
 from segcal.evaluation.intervals import FEWEST_PATIENTS
@@ -27,6 +28,10 @@ SCORE_NOTE = (
     "distribution over the classes, the background included (where classes overlap, the mean over them). A class's own "
     "Brier score and NLL are of the class against the rest."
 )
+OCCUPIED_NOTE = (
+    "Occupied bins: the share of the bins that hold voxels, of a case on average. The ACE is the mean gap over these "
+    "alone: where they are few, it says little."
+)
 FLOOR_NOTE = (
     "Floor: the error that perfectly calibrated probabilities would show by chance on the same predictions (labels "
     "drawn from each bin's confidence, voxel by voxel). It ignores that neighbouring voxels are alike: the real one "
@@ -34,21 +39,25 @@ FLOOR_NOTE = (
 )
 
 
-def _columns(*metrics: str) -> tuple[Column, ...]:
-    return tuple(Column(metric, average) for metric in metrics for average in ("macro", "micro pooled", "micro paper"))
+def _columns(metric: str) -> tuple[Column, ...]:
+    return tuple(Column(metric, average) for average in ("macro", "micro pooled", "micro paper"))
+
+
+def _macro(*metrics: str) -> tuple[Column, ...]:
+    return tuple(Column(metric, "macro") for metric in metrics)
 
 
 LAYOUTS = {
-    "Overlap and average calibration error": (Column("dice", "macro"), *_columns("ace")),
+    "Overlap, calibration and what it cost": _macro("dice", "ace", "occupied", "nll", "brier"),
+    "Average calibration error": _columns("ace"),
     "Expected calibration error": _columns("ece"),
     "Maximum calibration error": _columns("mce"),
-    "Proper scores": (Column("brier", "macro"), Column("nll", "macro")),
 }
-MAIN = ("Overlap and average calibration error", "Proper scores")
+MAIN = ("Overlap, calibration and what it cost", "Average calibration error")
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """All classes together as in the paper's table 1, then every class; of all cases, then of complete ones."""
+    """All classes together, then every class; of all cases, then of complete ones."""
     tables = []
     for which in comparison.case_sets:
         number = comparison.cases if which == "all" else comparison.complete
@@ -61,7 +70,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 
 
 def main_tables(comparison: Comparison) -> list[Table]:
-    """What fits a screen: overlap and ACE, then proper scores, both of all classes."""
+    """What fits a screen: overlap, ACE and what it cost, then ACE in all averages; both of all classes."""
     cases = f"all {counted(comparison.cases, 'case')}"
     over = "" if len(comparison.classes) == 1 else f"{ALL_CLASSES}, "
     return [make_table(comparison, f"{title}, {over}{cases}", LAYOUTS[title]) for title in MAIN]
@@ -140,7 +149,20 @@ def change_text(entry: Entry) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What a reader must know to read the tables."""
+    """What a reader must know to read the tables, what a lower ACE cost, and which cases were left out."""
+    return [*explanations(comparison), *costs(comparison).values(), *left_out(comparison)]
+
+
+def left_out(comparison: Comparison) -> list[str]:
+    """A sentence for each case that a method lacks."""
+    return [
+        f"Left out: {case}, which {', '.join(methods)} {'lacks' if len(methods) == 1 else 'lack'}."
+        for case, methods in comparison.unmatched.items()
+    ]
+
+
+def explanations(comparison: Comparison) -> list[str]:
+    """How to read the tables: first of these cases, then what all comparisons of the kind share."""
     baseline, *others = comparison.methods
     patients = "" if comparison.patients == comparison.cases else f" of {counted(comparison.patients, 'patient')}"
     bins = counted(comparison.bins, "bin")
@@ -166,12 +188,7 @@ def notes(comparison: Comparison) -> list[str]:
             f"micro averages{correction}; n/a: not tested, for fewer than {FEWEST_PATIENTS} patients. Changes of DSC "
             "are in points, others in percent of the baseline. Bold: best."
         )
-    found += [SCORE_NOTE, FLOOR_NOTE]
-    found += [
-        f"Left out: {case}, which {', '.join(methods)} {'lacks' if len(methods) == 1 else 'lack'}."
-        for case, methods in comparison.unmatched.items()
-    ]
-    return found
+    return [*found, SCORE_NOTE, OCCUPIED_NOTE, FLOOR_NOTE]
 
 
 ENTRY_COLUMNS = tuple("class" if name == "label" else name for name in Entry._fields)

@@ -9,6 +9,7 @@ NAMES = {
     "ace": "ACE",
     "ece": "ECE",
     "mce": "MCE",
+    "occupied": "Occupied bins",
     "signed_gap": "Signed gap",
     "brier": "Brier",
     "nll": "NLL",
@@ -16,8 +17,9 @@ NAMES = {
 """By the metric's name in code; any other is written in capitals."""
 FINE = frozenset({"ece", "signed_gap", "brier", "nll"})  # small, since most voxels are background: four decimals
 HIGHER_IS_BETTER = frozenset({"dice"})
-TWO_SIDED = frozenset({"signed_gap"})  # neither high nor low is better
+TWO_SIDED = frozenset({"signed_gap", "occupied"})  # neither high nor low is better
 IN_POINTS = frozenset({"dice", "signed_gap"})  # changes are differences, not shares of the baseline's value
+OF_CASES = frozenset({"dice", "occupied"})  # a macro average is meant where none is named
 JOINT = ("brier", "nll")  # over all classes: not a mean of theirs, but a score of the whole distribution
 
 Label = str | None
@@ -52,7 +54,7 @@ class Column(NamedTuple):
         >>> Column("dice", "macro").heading, Column("ace", "micro paper").heading, Column("ace", "micro pooled").heading
         ('DSC', 'Micro-ACE (paper)', 'Micro-ACE')
         """
-        if self.metric == "dice" and self.average == "macro":
+        if self.metric in OF_CASES and self.average == "macro":
             return self.name
         average, _, reading = self.average.partition(" ")
         return f"{average.capitalize()}-{self.name}" + (f" ({reading})" if reading == "paper" else "")

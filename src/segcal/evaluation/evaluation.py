@@ -22,7 +22,18 @@ from segcal.binning import Binning
 from segcal.decisions import DecisionSums, expected_dice, uncertain_voxels
 from segcal.errors import ConfigError, FileError, SegcalError, ShapeError, distinct
 from segcal.evaluation.columns import JOINT, Label, scope_of
-from segcal.metrics import ERRORS, ace, ece, equal_mass, mce, micro, overconfidence, signed_gap, underconfidence
+from segcal.metrics import (
+    ERRORS,
+    ace,
+    ece,
+    equal_mass,
+    mce,
+    micro,
+    occupied,
+    overconfidence,
+    signed_gap,
+    underconfidence,
+)
 from segcal.scores import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
 from segcal.statistics import SUMS, BinStatistics
 
@@ -239,6 +250,7 @@ class Evaluation:
             metrics = {name: error(stats) for name, error in ERRORS.items()}
             if reading == "pooled":
                 metrics |= {"dice": dice(map_sums(weights.matmul, self.overlap)), "signed_gap": signed_gap(stats)}
+                metrics |= {"occupied": occupied(stats)}
                 metrics |= _proper(map_sums(weights.matmul, self.scores))
             for metric, values in metrics.items():
                 found |= self._by_label(f"micro {reading}", metric, values)
@@ -387,6 +399,7 @@ def _calibration(fine: BinStatistics, bins: int) -> dict[str, Tensor]:
         "ace": ace(stats),
         "ece": ece(stats),
         "mce": mce(stats),
+        "occupied": occupied(stats),
         "signed_gap": signed_gap(stats),
         "overconfidence": overconfidence(stats),
         "underconfidence": underconfidence(stats),

@@ -1,19 +1,22 @@
-"""What a reader must know of evaluations beside their numbers: cases that failed, and notes on how they were read.
+"""What a reader must know of evaluations beside their numbers: cases that failed, how they were read, empty bins.
 
-Both are in the provenance of an evaluation. It may come from a file of anyone's, so whatever is not of the form
-written here is left out.
+The first two are in the provenance of an evaluation. It may come from a file of anyone's, so whatever is not of the
+form written here is left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from segcal._io.jobs import Failure
 from segcal._io.words import counted, listed
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.outcome import Note
+from segcal.metrics import occupied
 
 MOST = 5  # cases that a sentence names
+FEWEST_OCCUPIED = 0.5  # of the bins; of a label map, 2 of them are
 
 
 def failed_cases(evaluation: Evaluation) -> list[Failure]:
@@ -26,13 +29,32 @@ def failed_cases(evaluation: Evaluation) -> list[Failure]:
 
 
 def evaluation_notes(evaluation: Evaluation) -> list[Note]:
-    """What was noticed when this evaluation was made."""
+    """What was noticed when this evaluation was made, and whether most of its bins are empty."""
     found = []
     for each in _objects(evaluation, "notes"):
         cases = each.get("cases")
         names = tuple(map(_text, cases)) if isinstance(cases, list | tuple) else ()
         found.append(Note(_text(each.get("kind")), _text(each.get("message")), names))
-    return [note for note in found if note.kind or note.message]
+    return [*(note for note in found if note.kind or note.message), *empty_bins(evaluation)]
+
+
+def empty_bins(evaluation: Evaluation) -> list[Note]:
+    """A note where fewer than half of the bins hold voxels, on average over cases and classes but the background.
+
+    Classes that a case lacks do not count: to be sure that they are not there is no fault.
+    """
+    part = evaluation.foreground()
+    shares = occupied(part.binned).where(part.overlap.true > 0, math.nan)
+    share = shares.nanmean(1).nanmean().item()
+    if not share < FEWEST_OCCUPIED:
+        return []
+    return [
+        Note(
+            "empty bins",
+            f"only {100 * share:.0f} % of the bins hold voxels, on average over cases and their classes: most are "
+            "empty, as in label maps, so that ACE says little (see How ACE can be gamed).",
+        )
+    ]
 
 
 def remarks(evaluations: Mapping[str, Evaluation | Sequence[Evaluation]]) -> list[str]:

@@ -54,7 +54,7 @@ class Table:
         return self.names > 1 and bool(self.rows[row][0].text)
 
 
-SUMMARY = ("dice", "ace", "ece", "mce", "brier", "nll")
+SUMMARY = ("dice", "ace", "occupied", "nll", "brier", "ece", "mce")  # what an ACE may have cost is beside it
 
 
 def summary_table(evaluation: Evaluation, *, background: bool = False) -> Table:
@@ -149,12 +149,12 @@ def to_html(table: Table) -> str:
     return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def to_terminal(table: Table) -> RichTable:
-    """For rich's console; the best in bold."""
+def to_terminal(table: Table, *, narrow: bool = False) -> RichTable:
+    """For rich's console; the best in bold. A narrow one has no room around the lines."""
     from rich.table import Table as Rich
     from rich.text import Text
 
-    shown = Rich(title=table.title, title_justify="left")
+    shown = Rich(title=table.title, title_justify="left", padding=(0, 0 if narrow else 1))
     for i, heading in enumerate(table.headings):
         right = i >= table.names
         style = "dim" if heading == "floor" else ""

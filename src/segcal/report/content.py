@@ -21,7 +21,9 @@ from segcal.report.reading import MethodDiagrams
 from segcal.statistics import BinStatistics
 
 DIGITS = 4
-CASE_COLUMNS = tuple(Column(metric, "macro") for metric in ("dice", "ace", "ece", "mce", "signed_gap", "brier"))
+CASE_COLUMNS = tuple(
+    Column(metric, "macro") for metric in ("dice", "ace", "occupied", "nll", "brier", "ece", "mce", "signed_gap")
+)
 """What the case table shows of each case."""
 
 

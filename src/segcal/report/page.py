@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +20,7 @@ from segcal._io.words import counted
 from segcal.comparison.comparison import Comparison, compare, one_thread
 from segcal.comparison.entry import Entry
 from segcal.comparison.matching import match_cases
-from segcal.comparison.tables import best_value, notes
+from segcal.comparison.tables import LAYOUTS, MAIN, best_value, explanations
 from segcal.errors import ConfigError, FileError
 from segcal.evaluation.columns import Column, Label
 from segcal.evaluation.evaluation import Evaluation
@@ -36,14 +35,14 @@ from segcal.report.rendering import environment, method_style, png_text, policy,
 
 SCRIPTS = ("svg.js", "charts.js", "cases.js", "decisions.js", "report.js")
 PNG = b"\x89PNG\r\n\x1a\n"
-COLUMNS = (
-    *(Column(metric, "macro") for metric in ("dice", "ace", "ece", "mce")),
-    Column("ace", "micro pooled"),
-    Column("ace", "micro paper"),
-)
+PARTS = {  # each fits a screen beside the other
+    "overlap, calibration and what it cost": LAYOUTS[MAIN[0]],
+    "other errors": (
+        *(Column(metric, "macro") for metric in ("ece", "mce")),
+        *(Column("ace", average) for average in ("micro pooled", "micro paper")),
+    ),
+}
 OTHER_METRICS = (  # heading, average, metric
-    ("Brier score of all classes", "macro", "brier"),
-    ("Negative log-likelihood of all classes", "macro", "nll"),
     ("Signed gap", "macro", "signed_gap"),
     ("Overconfident part of the ECE", "macro", "overconfidence"),
     ("Underconfident part of the ECE", "macro", "underconfidence"),
@@ -213,8 +212,8 @@ def _render(
             title=title,
             comparison=comparison,
             paragraphs=paragraphs,
-            notes=notes(replace(comparison, unmatched={})),  # those have a section of their own
-            tables=[_table(comparison, which) for which in comparison.case_sets],
+            notes=explanations(comparison),
+            tables=[_tables(comparison, which) for which in comparison.case_sets],
             others=list(_other_rows(comparison)),
             undecided=lacking(data["decisions"], comparison.methods),
             missing=_missing(comparison.classes, data["cases"]),
@@ -247,19 +246,26 @@ def embedded_json(data: object) -> Markup:
     return Markup(text)
 
 
-def _table(comparison: Comparison, which: str) -> dict[str, Any]:
+def _tables(comparison: Comparison, which: str) -> dict[str, Any]:
+    """Of these cases, all parts: what each is about, and its rows."""
+    return {
+        "which": which,
+        "number": comparison.cases if which == "all" else comparison.complete,
+        "parts": [
+            {"about": about, "columns": columns, "groups": _groups(comparison, columns, which)}
+            for about, columns in PARTS.items()
+        ],
+    }
+
+
+def _groups(comparison: Comparison, columns: Sequence[Column], which: str) -> list[tuple[str, list[Any]]]:
     """One group of rows for the mean over classes and one for each class, a row for each method."""
     labels: tuple[Label, ...] = (None, *comparison.classes) if len(comparison.classes) > 1 else comparison.classes
     groups = []
     for label in labels:
-        columns = [_column_cells(comparison, column, which, label) for column in COLUMNS]
-        groups.append((label or ALL_CLASSES, list(zip(*columns, strict=True))))
-    return {
-        "which": which,
-        "number": comparison.cases if which == "all" else comparison.complete,
-        "columns": COLUMNS,
-        "groups": groups,
-    }
+        cells = [_column_cells(comparison, column, which, label) for column in columns]
+        groups.append((label or ALL_CLASSES, list(zip(*cells, strict=True))))
+    return groups
 
 
 def _column_cells(comparison: Comparison, column: Column, which: str, label: Label) -> list[tuple[Entry, bool]]:

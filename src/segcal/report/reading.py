@@ -17,6 +17,7 @@ from scipy import stats as scipy_stats
 
 from segcal._io.words import counted
 from segcal.comparison.comparison import Comparison
+from segcal.comparison.cost import costs
 from segcal.comparison.entry import Entry
 from segcal.evaluation.columns import Column
 from segcal.evaluation.diagrams import Reliability
@@ -66,12 +67,15 @@ class _Verdict(NamedTuple):
 
 
 def reading(comparison: Comparison, diagrams: Mapping[str, MethodDiagrams]) -> list[str]:
-    """A paragraph on each method against the baseline, one on each method's calibration, and one on missing classes.
+    """Paragraphs on each method against the baseline, one on each method's calibration, and one on missing classes.
 
     "Overconfident" means further from 50 % than the class's frequency, too sure of a yes or of a no; "overestimates"
     that the class is there less often than it says at low and at high probabilities alike.
     """
-    paragraphs = [_against_baseline(method, comparison) for method in comparison.methods[1:]]
+    paid = costs(comparison)
+    paragraphs = []
+    for method in comparison.methods[1:]:
+        paragraphs += [_against_baseline(method, comparison), *([paid[method]] if method in paid else [])]
     if len(comparison.methods) > 2:
         paragraphs.append(_best_of_all(comparison))
     paragraphs += [_calibration(method, comparison, diagrams[method]) for method in comparison.methods]

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from segcal._io.files import csv_text, replacing, write_whole
 from segcal.comparison.comparison import Comparison, compare
-from segcal.comparison.tables import ENTRY_COLUMNS, LAYOUTS, make_table, notes
+from segcal.comparison.cost import costs
+from segcal.comparison.tables import ENTRY_COLUMNS, LAYOUTS, explanations, left_out, make_table
 from segcal.evaluation.columns import Column
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.remarks import remarks
@@ -29,7 +30,7 @@ PAPER_LAYOUTS = {  # without what the paper does not have
 CHANGES = (
     Column("dice", "macro"),
     *(Column(metric, average) for metric in ("ace", "ece", "mce") for average in ("macro", "micro pooled")),
-    *(Column(metric, "macro") for metric in ("brier", "nll")),
+    *(Column(metric, "macro") for metric in ("brier", "nll", "occupied")),
 )
 
 
@@ -319,15 +320,23 @@ def _run_rows(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def _study_notes(results: Results) -> list[str]:
-    said = [f"{found.name}: {note}" for found in results.datasets for note in notes(found.comparison)[:1]]
+    said = [f"{found.name}: {note}" for found in results.datasets for note in explanations(found.comparison)[:1]]
     for found in results.datasets:
         run = found.test[found.methods[0]][0].provenance.get("run", {})
         said += [f"{found.name}: {run['split_note']}"] if run.get("split_note") else []
-    shared = [note for found in results.datasets[:1] for note in notes(found.comparison)[1:]]
+    shared = [note for found in results.datasets[:1] for note in explanations(found.comparison)[1:]]
     if len(results.datasets) > 1:
         shared.append("Means over datasets count each dataset once, as the paper does.")
-    told = [f"{found.name}, {remark}" for found in results.datasets for remark in remarks(found.test)]
+    told = [f"{found.name}, {remark}" for found in results.datasets for remark in _remarks(found)]
     return [*said, *shared, *told, *results.remarks]
+
+
+def _remarks(found: DatasetResults) -> Iterator[str]:
+    """What a lower ACE cost, of the methods that are no point of a sweep alone; cases left out; those that failed."""
+    paid = costs(found.comparison)
+    yield from (paid[method] for method in found.main_methods if method in paid)
+    yield from left_out(found.comparison)
+    yield from remarks(found.test)
 
 
 def write_tables(results: Results, out: Path) -> list[Path]:
