@@ -393,12 +393,10 @@ def test_a_temperature_may_move_decisions_about_sums_of_classes_and_says_so(fold
     assert load_calibrator(folder / "c.json").keeps_decisions  # of the classes themselves
 
 
-@pytest.mark.parametrize("settings", [(), ("--set", "dilations=[1]")])
-def test_a_local_temperature_is_the_default_and_sees_the_body_as_it_lies(folder, settings):
+@pytest.mark.parametrize("settings", [(), ("--set", "dilations=[1]"), ("--set", "smoothing=true")])
+def test_a_local_temperature_sees_the_body_as_it_lies(folder, settings):
     """Maps whose axes are flipped give the same, turned: fit and apply look along the axes of the body."""
-    arguments = ["calibrate", "fit", str(folder / "probabilities"), str(folder / "labels"), "--folds", "2"]
-    options = ["--out", str(folder / "c.json"), "--set", "steps=20", *settings]
-    done = CliRunner().invoke(app, [*arguments, *options])
+    done = fit(folder, "--folds", "2", "--set", "steps=20", *settings, method="local-temperature")
     assert done.exit_code == 0, done.output
     assert "no decision changed" in done.output
     assert load_calibrator(folder / "c.json").method == "local-temperature"
@@ -457,6 +455,8 @@ def test_a_broken_case_is_left_out_and_the_exit_code_tells(folder):
         (("--set", "method=vector"), "method must not be a setting here; give --method"),
         (("--set", "objective"), "a setting must read KEY=VALUE"),
         (("--method", "dirichlet", "--sigmoid"), "dirichlet is for exclusive classes"),
+        (("--method", "auto", "--folds", "0"), "the method 'auto' needs the check to choose by"),
+        (("--method", "auto", "--set", "steps=9"), "the method 'auto' must go without settings; got steps"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(folder, options, sentence):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -281,6 +282,62 @@ def test_large_cases_are_learned_from_in_boxes_around_doubtful_voxels(monkeypatc
     monkeypatch.setattr(boxes, "KEPT_BYTES", 3 * 9 * 500)  # nine bytes a voxel
     drawn_boxes, _ = calibrator.drawing.draw([(logits, labels)] * 3, 3, seed=0)
     assert sum(box.labels.numel() for case in drawn_boxes for box in case) <= 3 * 500
+
+
+def true_edge(seed, noise=2.0):
+    """Logits along a slanted edge, with noise from voxel to voxel that the neighbours do not share."""
+    random = torch.Generator().manual_seed(seed)
+    place = torch.arange(16.0)
+    logits = (place[:, None, None] - place[None, :, None] + 0 * place[None, None, :]) / 2
+    truth = torch.stack([-logits, logits]) / 2
+    labels = (torch.rand(logits.shape, generator=random) < truth.softmax(0)[1]).long()
+    return truth + noise * torch.randn(truth.shape, generator=random), labels
+
+
+def test_neighbours_help_where_noise_is_not_theirs_and_no_decision_changes():
+    cases = [true_edge(seed) for seed in range(4)]
+    fits = [LocalTemperature(**QUICK, ace=0, smoothing=smoothing).fit(cases) for smoothing in (False, True)]
+    logits, labels = true_edge(99)
+    alone, with_neighbours = (each.transform(logits) for each in fits)
+    assert nll(with_neighbours, labels) < nll(alone, labels) - 0.01
+    assert torch.equal(with_neighbours.argmax(0), logits.argmax(0))
+    assert torch.equal(with_neighbours.softmax(0).argmax(0), logits.argmax(0))
+    shares = fits[1].shares
+    assert shares.shape == (3,)
+    assert shares.min() > 0
+    assert shares.sum() < 1
+    with pytest.raises(ShapeError, match="3 axes of space"):
+        fits[1].transform(logits[:, 0])
+
+
+def test_smoothing_is_the_mean_of_neighbours_and_comes_back_from_its_file(tmp_path):
+    cases = [true_edge(seed) for seed in range(2)]
+    fitted = LocalTemperature(steps=5, width=4, smoothing=True).fit(cases)
+    fitted.save(tmp_path / "c.json")
+    again = load_calibrator(tmp_path / "c.json")
+    logits = cases[0][0]
+    assert torch.equal(again.transform(logits), fitted.transform(logits))
+    values = logits.softmax(0).numpy()
+    padded = np.pad(values, [(0, 0)] + [(1, 1)] * 3, mode="edge")
+    mean = (1 - fitted.shares.sum().item()) * values
+    for axis, share in enumerate(fitted.shares.tolist(), start=1):
+        for start in (0, 2):
+            cut = [slice(None)] + [slice(1, -1)] * 3
+            cut[axis] = slice(start, start + values.shape[axis])
+            mean = mean + share / 2 * padded[tuple(cut)]
+    found = fitted._smoothed(logits).softmax(0).numpy()
+    same = mean.argmax(0) == values.argmax(0)
+    assert 0.5 < same.mean() < 1  # elsewhere the decision is held
+    np.testing.assert_allclose(found[:, same], mean[:, same], atol=1e-3)
+
+
+def test_overlapping_classes_are_smoothed_each_by_itself():
+    logits, labels = true_edge(0)
+    cases = [(logits[1:], labels[None])] * 2
+    fitted = LocalTemperature(activation="sigmoid", steps=5, width=4, smoothing=True).fit(cases)
+    found = fitted.transform(logits[1:])
+    assert torch.equal(found > 0, logits[1:] > 0)
+    assert not torch.allclose(found, logits[1:])
 
 
 def test_the_report_tells_how_far_the_objective_fell(fitted):

@@ -20,6 +20,7 @@ from segcal import __version__
 from segcal._io.files import locked, make_folder
 from segcal._io.jobs import Failure, key_of
 from segcal._io.words import counted
+from segcal.calibration.choosing import AUTO, CANDIDATES, UNCHANGED, Choice, choose, chosen_patients
 from segcal.calibration.folds import fit_once, make_folds
 from segcal.calibrators import (
     Calibrator,
@@ -27,10 +28,11 @@ from segcal.calibrators import (
     LinearCalibrator,
     LocalTemperature,
     Sample,
+    Temperature,
     make_calibrator,
 )
 from segcal.calibrators.boxes import SURE
-from segcal.calibrators.calibrator import Inputs
+from segcal.calibrators.calibrator import Activation, Inputs
 from segcal.calibrators.cost import APPLIED, duration, fit_seconds
 from segcal.errors import ConfigError, SegcalError, check_seed
 from segcal.evaluation.calibrated import (
@@ -68,6 +70,8 @@ class Fitted(NamedTuple):
     failures: list[Failure]
     pairing: Pairing
     notes: tuple[Note, ...] = ()
+    choice: Choice | None = None
+    """What the method "auto" tried; the evaluations then are of the cases that it was tried on."""
 
 
 def fit_calibrator(
@@ -75,7 +79,7 @@ def fit_calibrator(
     labels: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    method: str = "local-temperature",
+    method: str = AUTO,
     settings: dict[str, Any] | None = None,
     options: ReadOptions | None = None,
     bins: int = 20,
@@ -94,7 +98,8 @@ def fit_calibrator(
     predictions: folder of probability maps or logits that the network made of cases it was not trained on.
     labels: folder of label maps with the same names.
     out: file of the calibrator, as calibrator.json.
-    method: see `make_calibrator`.
+    method: see `make_calibrator`; "auto" tries several on held-out cases, and takes the one with the lowest ACE of
+        those that lose no overlap and leave NLL, Brier score and occupied bins no worse, or none.
     settings: of the method, by name.
     options: how to read the predictions: logits, overlapping classes, names, regions, the label to ignore.
     bins: of the errors in the check.
@@ -127,21 +132,20 @@ def fit_calibrator(
     ):
         if name in (settings or {}):
             raise ConfigError(f"{name} must not be a setting here; {instead}.")
-    blank = make_calibrator(method, activation=activation, **settings or {})  # refuses wrong settings before any work
-    if blank.spatial and meant.ignore_index is not None:
-        raise ConfigError(
-            f"voxels must not be left out, as those of label {meant.ignore_index}, where the calibrator looks at their "
-            f"neighbours; fit {method} without dilations."
-        )
-    groups = make_folds([files.name for files in pairing.cases], patients, folds, check_seed(seed))
+    candidates = _candidates(method, settings or {}, activation, meant, folds)
+    names = [files.name for files in pairing.cases]
+    tried = chosen_patients(names, patients) if method == AUTO else names
+    groups = make_folds(tried, patients, folds, check_seed(seed))
     out = Path(out)
     if out.is_dir():
         raise ConfigError(f"--out must be a file, as calibrator.json; {out} is a folder.")
     make_folder(out.parent)
     with locked(out.with_name(f".{out.name}.lock"), out):
-        steps = _Steps(progress, len(pairing.cases) * (2 if groups else 1) + FIT_STEPS * (len(groups) + 1))
+        often = sum(len(each.strengths) for each in candidates) if groups else 0
+        fits = 1 + len(groups) * len(candidates)
+        steps = _Steps(progress, len(pairing.cases) + len(tried) * often + FIT_STEPS * fits)
         parts = _Parts(out.with_name(f".{out.name}.parts"))
-        fitted = _fit(blank, meant, pairing, groups, out, parts, steps, say)
+        fitted = _fit(candidates, meant, pairing, groups, patients, out, parts, steps, say)
         parts.remove()
         return fitted
 
@@ -157,51 +161,122 @@ def _channels(cases: Sequence[CaseFiles]) -> int:
     raise wrong[0]
 
 
+def _candidates(
+    method: str, settings: dict[str, Any], activation: Activation, options: Options, folds: int | None
+) -> list[_Blank]:
+    """What is to be fitted; wrong settings are refused before any work."""
+    if method != AUTO:
+        blank = make_calibrator(method, activation=activation, **settings)
+        if blank.spatial and options.ignore_index is not None:
+            raise ConfigError(
+                f"voxels must not be left out, as those of label {options.ignore_index}, where the calibrator looks at "
+                f"their neighbours; fit {method} without dilations and smoothing."
+            )
+        return [_Blank(blank, {1.0: method})]
+    if settings:
+        raise ConfigError(f"the method 'auto' must go without settings; got {', '.join(settings)}. Name a method.")
+    if folds == 0:
+        raise ConfigError("the method 'auto' needs the check to choose by; leave folds out, or name a method.")
+    found = []
+    for each in CANDIDATES:
+        blank = make_calibrator(each.method, activation=activation, **each.settings)
+        if not (blank.spatial and options.ignore_index is not None):
+            found.append(_Blank(blank, {strength: each.named(strength) for strength in each.strengths}))
+    return found
+
+
+class _Blank(NamedTuple):
+    """A calibrator to fit, and the names under which it is tried at each strength."""
+
+    calibrator: Calibrator
+    strengths: dict[float, str]
+
+
 def _fit(
-    blank: Calibrator,
+    candidates: list[_Blank],
     options: Options,
     pairing: Pairing,
     groups: list[list[str]],
+    patients: str | None,
     out: Path,
     parts: _Parts,
     steps: _Steps,
     say: Callable[[str], None],
 ) -> Fitted:
-    """Measure all cases, fit without each group and measure it again, fit to all, and write that."""
+    """Measure all cases, fit without each group and measure it again, fit to all what is taken, and write that."""
 
     def measured(number: int, files: CaseFiles, sums: CaseSums, seconds: float) -> None:
         if number == min(2, len(pairing.cases)) and not parts.resumed:  # the first one may have waited for compilers
-            about = _about_seconds(blank, files, sums, options, seconds, len(pairing.cases), len(groups))
-            fits = counted(len(groups) + 1, "fit")
+            tried = sum(map(len, groups))
+            about = _about_seconds(candidates, files, sums, options, seconds, len(pairing.cases), tried, len(groups))
+            fits = counted(len(groups) * len(candidates) + 1, "fit")
             say(f"this takes roughly {duration(about)}: {fits} to {counted(len(pairing.cases), 'case')}")
 
     before, doubts, failures = _measured(pairing.cases, options, parts, steps, measured)
     if not before:
         raise ConfigError(f"there must be cases to fit a calibrator on; {failures[0].case}: {failures[0].message}")
     cases = {name: FolderCase(files, options) for files in pairing.cases if (name := files.name) in before}
-    fits = _Fits(blank, cases, parts, steps)
-    after: dict[str, CaseSums] = {}
-    for number, group in enumerate(groups):
-        held_out = [name for name in group if name in cases]
-        calibrator = fits.without(held_out, f"fitting without part {number + 1} of {len(groups)}")
-        for name in held_out:
-            steps.next(f"measuring {name}")
-            after[name] = parts.measure(cases[name].files, options, calibrator).sums
-    calibrator = fits.without((), "fitting to all cases")
+    notes = gather_notes(doubts)
+
+    def evaluation(sums: Mapping[str, CaseSums]) -> Evaluation:
+        found = stack_cases([name for name in cases if name in sums], lambda name: (sums[name], {}), options)
+        found.provenance.update(failures=told(failures), notes=as_plain(notes))
+        return found
+
+    tried = [name for name in cases if any(name in group for group in groups)] if groups else list(cases)
+    after: dict[str, Evaluation] = {}
+    wrong: list[SegcalError] = []
+    for each in candidates if groups else ():
+        try:
+            checked = _checked(each, {name: cases[name] for name in tried}, groups, options, parts, steps)
+        except SegcalError as error:
+            wrong.append(error)
+        else:
+            after |= {name: evaluation(sums) for name, sums in checked.items()}
+    if wrong and not after:
+        raise wrong[0]
+    shown = evaluation({name: before[name] for name in tried})
+    choice = choose(shown, after, patients=patients) if len(candidates) > 1 else None
+    taken = next(iter(candidates[0].strengths.values())) if choice is None else choice.taken
+    if taken == UNCHANGED:
+        calibrator: Calibrator = Temperature(1.0, activation=candidates[0].calibrator.activation)
+        after[taken] = shown
+    else:
+        place, strength = _place(candidates, taken)
+        fits = _Fits(candidates[place].calibrator, cases, parts, steps)
+        calibrator = fits.without((), "fitting to all cases").weakened(strength)
     if (picture := picture_beside(out)) != out:
         picture.unlink(missing_ok=True)  # of the calibrator that was here
     calibrator.save(out)
     steps.end()
+    return Fitted(calibrator, shown, after.get(taken), len(groups), failures, pairing, notes, choice)
 
-    notes = gather_notes(doubts)
 
-    def evaluation(sums: dict[str, CaseSums]) -> Evaluation:
-        found = stack_cases(list(cases), lambda name: (sums[name], {}), options)
-        found.provenance.update(failures=told(failures), notes=as_plain(notes))
-        return found
+def _place(candidates: Sequence[_Blank], name: str) -> tuple[int, float]:
+    """Where the candidate of this name stands, and its strength."""
+    return next((i, at) for i, each in enumerate(candidates) for at, called in each.strengths.items() if called == name)
 
-    checked = evaluation(after) if after else None
-    return Fitted(calibrator, evaluation(before), checked, len(groups), failures, pairing, notes)
+
+def _checked(
+    candidate: _Blank,
+    cases: Mapping[str, FolderCase],
+    groups: list[list[str]],
+    options: Options,
+    parts: _Parts,
+    steps: _Steps,
+) -> dict[str, dict[str, CaseSums]]:
+    """Sums of each case by calibrators fitted without its group, by the names of the candidate's strengths."""
+    fits = _Fits(candidate.calibrator, cases, parts, steps)
+    after: dict[str, dict[str, CaseSums]] = {name: {} for name in candidate.strengths.values()}
+    for number, group in enumerate(groups):
+        held_out = [name for name in group if name in cases]
+        text = f"{candidate.strengths[1.0]}, fitting without part {number + 1} of {len(groups)}"
+        calibrator = fits.without(held_out, text)
+        for strength, called in candidate.strengths.items():
+            for name in held_out:
+                steps.next(f"measuring {name}")
+                after[called][name] = parts.measure(cases[name].files, options, calibrator.weakened(strength)).sums
+    return after
 
 
 def picture_beside(out: Path) -> Path:
@@ -342,14 +417,27 @@ def _measured(
 
 
 def _about_seconds(
-    blank: Calibrator, files: CaseFiles, sums: CaseSums, options: Options, case_s: float, cases: int, folds: int
+    candidates: Sequence[_Blank],
+    files: CaseFiles,
+    sums: CaseSums,
+    options: Options,
+    case_s: float,
+    cases: int,
+    tried: int,
+    folds: int,
 ) -> float:
     """What measuring, fits and cross-validation take together, were all cases like this one."""
     with open_case(files) as case:
         classes, shape = case.classes, case.grid.shape
     top = sums.top_label[0] if sums.top_label.size else sums.bins[0].mean(0)
     unsure = float(top[: math.floor(SURE * len(top))].sum() / max(top.sum(), 1))
-    pass_s = case_s * cases
-    one = fit_seconds(blank, pass_s, classes=classes, shape=shape, unsure=unsure)
-    checked = (APPLIED * pass_s + (folds - 1) * one) if folds else 0  # a fit without a part is to fewer cases
-    return pass_s + checked + one
+    checks = last = 0.0
+    for blank, strengths in candidates:
+
+        def one_fit(number: int, blank: Calibrator = blank) -> float:
+            return fit_seconds(blank, case_s * number, classes=classes, shape=shape, unsure=unsure)
+
+        if folds:  # a fit without a part is to fewer cases
+            checks += APPLIED * case_s * tried * len(strengths) + (folds - 1) * one_fit(tried)
+        last = max(last, one_fit(cases))
+    return case_s * cases + checks + last

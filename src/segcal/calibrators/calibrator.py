@@ -235,7 +235,7 @@ class Calibrator(ABC):
 
     def to_json(self) -> str:
         """All of it, as `save` writes it."""
-        content = {
+        content: dict[str, Any] = {
             "format": FORMAT,
             "method": self.method,
             "settings": self.settings(),

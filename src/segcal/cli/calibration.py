@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 calibrate = typer.Typer(cls=Verbs, help="Fit a calibrator to predictions and labels; apply it to other predictions.")
 app.add_typer(calibrate, name="calibrate")
 
+CHOSEN = (
+    "The one that is taken was chosen by these very numbers: the best of several looks a little better than it is. "
+    "Other cases with labels tell."
+)
 Logits = Annotated[bool, typer.Option("--logits", help="The maps hold logits; otherwise probabilities.")]
 
 
@@ -46,7 +50,9 @@ def fit(
     predictions: Annotated[Path, typer.Argument(help="Folder of maps of cases that the network was not trained on.")],
     labels: Annotated[Path, typer.Argument(help="Folder of label maps.")],
     out: Annotated[Path, typer.Option("--out", help="The calibrator to write, as calibrator.json.")],
-    method: Annotated[str, typer.Option(help="One that `segcal calibrate methods` lists.")] = "local-temperature",
+    method: Annotated[
+        str, typer.Option(help="auto: the best of several on held-out cases. Or one that `calibrate methods` lists.")
+    ] = "auto",
     logits: Logits = False,
     sigmoid: Sigmoid = False,
     regions: Regions = None,
@@ -101,6 +107,10 @@ def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | Non
     calibrator = fitted.calibrator
     taken = "logits" if calibrator.inputs == "logits" else f"probabilities, by their logarithm, clipped at {LEAST:g}"
     say(f"the maps were taken as {taken}")
+    if fitted.choice is not None:
+        if not as_json:
+            show_tables([fitted.choice.table()], [CHOSEN])
+        say(fitted.choice.reason)
     if fitted.after is not None:
         evaluations = {"before": fitted.before, "calibrated": fitted.after}
         comparison = compare(evaluations, patients=patients)
@@ -133,10 +143,12 @@ def _show_fit(fitted: Fitted) -> None:
     if found is None:
         return
     value = getattr(fitted.calibrator, "temperature", None)
+    strength = "" if fitted.calibrator.strength == 1 else f", at {fitted.calibrator.strength:.0%} of its strength,"
     passes = counted(found.passes, "pass", "passes")
     say(
-        f"{fitted.calibrator.method}{'' if value is None else f' {value:.4f}'} from {counted(found.cases, 'case')} and "
-        f"{found.voxels:,} voxels in {passes}: {found.objective} {found.before:.6f} to {found.after:.6f}"
+        f"{fitted.calibrator.method}{'' if value is None else f' {value:.4f}'}{strength} from "
+        f"{counted(found.cases, 'case')} and {found.voxels:,} voxels in {passes}: {found.objective} "
+        f"{found.before:.6f} to {found.after:.6f}"
         + (f", gradient {found.gradient:.1e}" if found.gradient == found.gradient else "")
     )
     if found.sampled is not None:
