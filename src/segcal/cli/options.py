@@ -43,6 +43,7 @@ StrictGrid = Annotated[
 Dask = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Spread the cases over this Dask cluster, as tcp://HOST:8786.")
 ]
+Mean = Annotated[Literal["probabilities", "logits"], typer.Option(help="What of the members the mean is of.")]
 Bins = Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")]
 Calibrator = Annotated[Path | None, typer.Option(help="A calibrator that `calibrate fit` wrote (.json).")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the bootstrap and of the floor.")]
