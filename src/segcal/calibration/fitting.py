@@ -50,6 +50,7 @@ from segcal.volumes import (
     count_channels,
     open_case,
 )
+from segcal.volumes.averaging import Mean
 
 FIT_STEPS = 10  # of the progress
 HALF_WAY = 3  # passes after which a fit that takes as many as it needs is about half-way
@@ -75,6 +76,8 @@ def fit_calibrator(
     labels: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    members: Sequence[str | os.PathLike[str]] = (),
+    mean: Mean = "probabilities",
     method: str = "local-temperature",
     settings: dict[str, Any] | None = None,
     options: ReadOptions | None = None,
@@ -94,6 +97,8 @@ def fit_calibrator(
     predictions: folder of probability maps or logits that the network made of cases it was not trained on.
     labels: folder of label maps with the same names.
     out: file of the calibrator, as calibrator.json.
+    members: further folders of maps of the same cases: the calibrator is fitted to the mean of all.
+    mean: of the members' probabilities, or of their logits.
     method: see `make_calibrator`.
     settings: of the method, by name.
     options: how to read the predictions: logits, overlapping classes, names, regions, the label to ignore.
@@ -119,7 +124,8 @@ def fit_calibrator(
     >>> round(fitted.calibrator.temperature, 2)  # which makes 0.75 of 0.99
     4.18
     """
-    meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), bins=bins)
+    reading = options or ReadOptions()
+    meant, pairing = open_cohort(predictions, labels, reading, members=members, mean=mean, bins=bins)
     activation = activation_of(_channels(pairing.cases), meant)
     for name, instead in (
         ("activation", "it follows from --sigmoid"),

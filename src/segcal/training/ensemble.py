@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +22,8 @@ from segcal.evaluation.options import slabs_of
 from segcal.training.config import RunConfig
 from segcal.training.inference import predict_logits
 from segcal.training.runs import Predictor, Run, RunSource, load_run
+from segcal.volumes.averaging import MEANS, Mean
 
-Mean = Literal["probabilities", "logits"]
-MEANS: tuple[Mean, ...] = ("probabilities", "logits")
 _ALIKE = ("channels", "classes", "values", "regions")
 
 
