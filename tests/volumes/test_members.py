@@ -203,6 +203,22 @@ def test_members_that_disagree_are_refused(tmp_path):
     assert calibrated.failures[0].kind == "FileError"
 
 
+@pytest.mark.parametrize("first", ["P", "Q"])
+def test_maps_are_not_averaged_across_grids_and_classes(tmp_path, first):
+    """Without labels, the first member says where voxels lie: by itself, or by the label map beside it."""
+    write(tmp_path, cases=1)
+    values, _ = maps_of(0, 1)
+    moved = STRAIGHT + np.array([[0, 0, 0, 5.0], *[[0] * 4] * 3])
+    wrong = {"cut": (values[:-1], STRAIGHT), "moved": (values, moved), "fewer": (values[..., :2], STRAIGHT)}
+    kinds = {"cut": "GridError", "moved": "GridError", "fewer": "ShapeError"}
+    for name, (array, affine) in wrong.items():
+        save(tmp_path / name / "case_0.nii.gz", array, affine)
+        applied = apply_calibrator(Temperature(2.0), tmp_path / first, tmp_path / "new", members=[tmp_path / name])
+        (failure,) = applied.failures
+        assert failure.kind == kinds[name]
+        assert f"case_0, {tmp_path / name}: members must " in failure.message
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
