@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,8 @@ from segcal.cli import app
 from segcal.study import do_runs, open_study, read_study
 from segcal.study.overview import overview
 from segcal.training import train
-from segcal.training.runs import evaluate_run, load_run
+from segcal.training.ensemble import load_ensemble
+from segcal.training.runs import evaluate_run, load_run, predict
 
 dask = pytest.importorskip("dask", reason="dask[distributed] is not installed")
 distributed = pytest.importorskip("distributed", reason="dask[distributed] is not installed")
@@ -146,6 +148,29 @@ def test_a_run_is_evaluated_by_workers_as_by_itself(cluster, tmp_path):
     a, b = (Evaluation.load(tmp_path / name / "evaluation.npz").statistics for name in ("here", "there"))
     assert np.array_equal(a.count.numpy(), b.count.numpy())
     assert np.allclose(a.confidence_sum.numpy(), b.confidence_sum.numpy(), rtol=1e-12)
+
+
+def test_an_ensemble_is_evaluated_by_workers_as_by_itself(cluster, tmp_path):
+    config = tiny.tiny_config("acdc", layouts.write_acdc(tmp_path / "data"), epochs=1)
+    for seed in range(2):
+        train(config.model_copy(update={"seed": seed}), tmp_path / f"run{seed}")
+    ensemble = load_ensemble([tmp_path / "run0", tmp_path / "run1"], flips=True)
+    here = evaluate_run(ensemble, tmp_path / "here")
+    there = evaluate_run(ensemble, tmp_path / "there", executor=DaskCluster(cluster))
+    assert there.failures == here.failures == []
+    a, b = (Evaluation.load(tmp_path / name / "evaluation.npz").statistics for name in ("here", "there"))
+    assert np.allclose(a.confidence_sum.numpy(), b.confidence_sum.numpy(), rtol=1e-5)
+    maps = {name: tmp_path / name for name in ("maps0", "maps1")}
+    for name, run in zip(maps, ensemble.members, strict=True):
+        predict(run, maps[name])
+    (tmp_path / "labels").mkdir()
+    for case in ensemble.cases("test"):
+        shutil.copy(case.label, tmp_path / "labels" / f"{case.name}.nii.gz")
+    arguments = maps["maps0"], tmp_path / "labels"
+    local = evaluate(*arguments, tmp_path / "local", members=[maps["maps1"]])
+    far = evaluate(*arguments, tmp_path / "far", members=[maps["maps1"]], executor=DaskCluster(cluster))
+    assert far.failures == local.failures == []
+    assert tables(tmp_path / "far") == tables(tmp_path / "local")
 
 
 def test_where_nothing_answers_the_address_is_named():

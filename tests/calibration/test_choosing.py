@@ -123,3 +123,11 @@ def test_where_nothing_helps_the_calibrator_changes_nothing(folder, quick, monke
     assert "nothing is changed" in " ".join(done.output.split())
     logits = torch.randn(3, 4, 4)
     assert torch.equal(load_calibrator(folder / "c.json").transform(logits), logits)
+
+
+def test_large_cases_are_not_held_at_once(folder, quick, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(fitting, "MOST_AT_ONCE", 1000)
+    told = []
+    fitted = fit_calibrator(folder / "probabilities", folder / "labels", folder / "c.json", folds=2, say=told.append)
+    assert told[0] == "6 cases of more than 1,000 values: what needs whole cases is not tried"
+    assert not any("smoothing" in trial.name for trial in fitted.choice.trials)

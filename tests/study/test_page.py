@@ -173,11 +173,10 @@ def test_maps_are_drawn_of_classes_and_of_regions(results, shop, tmp_path, monke
             )
         return SimpleNamespace(failures=[])
 
-    def load(folder, *, root):
-        run = shop.plan.runs[folder.name]
+    def load(run, runs):
         return SimpleNamespace(dataset=run.opened, config=run.config)
 
-    monkeypatch.setattr(drawing, "load_run", load)
+    monkeypatch.setattr(drawing, "load_planned", load)
     monkeypatch.setattr(drawing, "predict", write)
     drawn = write_figures(results, shop, tmp_path, formats=("png",))
     assert drawn.remarks == ()

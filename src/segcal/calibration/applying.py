@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from segcal._io.files import stay_outside
 from segcal._io.jobs import MapJob, Maps, key_of, make_maps, stamp
 from segcal.calibrators import Calibrator, load_calibrator
 from segcal.evaluation.calibrated import calibrated, check_fits
+from segcal.evaluation.cohort import averaging_of
 from segcal.evaluation.doubts import Watch
 from segcal.evaluation.naming import copy_description
 from segcal.evaluation.options import Options, ReadOptions, slab_voxels
 from segcal.volumes import PredictionFiles, find_predictions, open_prediction, places
+from segcal.volumes.averaging import Mean
 from segcal.volumes.orientation import orientation_of
+from segcal.volumes.predictions import with_members
 
 Progress = Callable[[int, int, str], None]
 
@@ -27,6 +31,8 @@ def apply_calibrator(
     predictions: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    members: Sequence[str | os.PathLike[str]] = (),
+    mean: Mean = "probabilities",
     options: ReadOptions | None = None,
     nifti: bool = False,
     progress: Progress = lambda done, total, text: None,
@@ -40,6 +46,9 @@ def apply_calibrator(
     calibrator: one that was fitted, or its file.
     predictions: folder of probability maps or logits, or one file.
     out: folder for the calibrated maps, outside of the predictions.
+    members: further folders of maps of the same cases, or files: what is calibrated is the mean of all, and it is
+        written as the first are.
+    mean: of the members' probabilities, or of their logits.
     options: how to read the predictions: whether they are logits. Names, regions and an ignored label do not matter.
     nifti: makes NIfTI images of arrays, as the .npz files of nnU-Net, in the place of the label map beside them.
     progress: is called with steps done, all steps and a text.
@@ -59,11 +68,19 @@ def apply_calibrator(
     fitted = calibrator if isinstance(calibrator, Calibrator) else load_calibrator(calibrator)
     logits = options is not None and options.logits
     meant = Options(logits=logits, sigmoid=fitted.activation == "sigmoid")
+    source, out, others = Path(predictions), Path(out), [Path(member) for member in members]
+    averaging = averaging_of(source, others, mean, meant)
+    if averaging is not None:
+        meant = replace(meant, logits=averaging.yields_logits)
     check_fits(fitted, meant)
-    source, out = Path(predictions), Path(out)
     root = source if source.is_dir() else source.parent
-    stay_outside(out, source, "predictions")
+    for maps in (source, *others):
+        stay_outside(out, maps, "predictions")
     found = find_predictions(source, classes=fitted.classes)
+    if averaging is not None:
+        found = with_members(
+            found, {other: find_predictions(other, classes=fitted.classes) for other in others}, averaging
+        )
     mark = fitted.fingerprint
 
     def job(files: PredictionFiles) -> MapJob:
@@ -71,15 +88,16 @@ def apply_calibrator(
             prediction = open_prediction(files, classes=fitted.classes)
             orientation = orientation_of(prediction.grid.affine)
             most_voxels = None if fitted.spatial else slab_voxels(prediction.classes)
-            watch = Watch(logits=logits, overlapping=meant.sigmoid)
+            prediction.watch = Watch(logits=logits, overlapping=meant.sigmoid).see
 
             def change(values: NDArray[Any]) -> NDArray[Any]:
-                watch.see(values.reshape(len(values), -1))
                 return calibrated(fitted, values, meant, orientation)
 
             prediction.rewrite(change, out, root, nifti=nifti, most_voxels=most_voxels)
 
-        key = key_of(mark, logits, [stamp(path) for path in files.predictions])
+        read = [stamp(path) for each in (files, *files.members) for path in each.predictions]
+        how = asdict(files.averaging) if files.members else logits
+        key = key_of(mark, how, read)
         return MapJob(files.name, key, [out / place for place in places(files, root, nifti=nifti)], make)
 
     jobs = [job(files) for files in found]

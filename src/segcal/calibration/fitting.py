@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,8 +52,10 @@ from segcal.volumes import (
     count_channels,
     open_case,
 )
+from segcal.volumes.averaging import Mean
 
 FIT_STEPS = 10  # of the progress
+MOST_AT_ONCE = 1 << 27  # values of a case, half a gigabyte: no larger one is held at once unless asked for
 HALF_WAY = 3  # passes after which a fit that takes as many as it needs is about half-way
 _BEGIN_FROM_A_DRAW = (LinearCalibrator, EnsembleTemperature)
 Progress = Callable[[int, int, str], None]
@@ -79,6 +81,8 @@ def fit_calibrator(
     labels: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    members: Sequence[str | os.PathLike[str]] = (),
+    mean: Mean = "probabilities",
     method: str = AUTO,
     settings: dict[str, Any] | None = None,
     options: ReadOptions | None = None,
@@ -98,6 +102,8 @@ def fit_calibrator(
     predictions: folder of probability maps or logits that the network made of cases it was not trained on.
     labels: folder of label maps with the same names.
     out: file of the calibrator, as calibrator.json.
+    members: further folders of maps of the same cases: the calibrator is fitted to the mean of all.
+    mean: of the members' probabilities, or of their logits.
     method: see `make_calibrator`; "auto" tries several on held-out cases, and takes the one with the lowest ACE of
         those that lose no overlap and leave NLL, Brier score and occupied bins no worse, or none.
     settings: of the method, by name.
@@ -124,8 +130,10 @@ def fit_calibrator(
     >>> round(fitted.calibrator.temperature, 2)  # which makes 0.75 of 0.99
     4.18
     """
-    meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), bins=bins)
-    activation = activation_of(_channels(pairing.cases), meant)
+    reading = options or ReadOptions()
+    meant, pairing = open_cohort(predictions, labels, reading, members=members, mean=mean, bins=bins)
+    channels = _channels(pairing.cases)
+    activation = activation_of(channels, meant)
     for name, instead in (
         ("activation", "it follows from --sigmoid"),
         ("method", "give --method"),
@@ -133,6 +141,9 @@ def fit_calibrator(
         if name in (settings or {}):
             raise ConfigError(f"{name} must not be a setting here; {instead}.")
     candidates = _candidates(method, settings or {}, activation, meant, folds)
+    if method == AUTO and (large := _large_cases(pairing.cases, channels, meant)):
+        candidates = [each for each in candidates if not each.calibrator.spatial]
+        say(f"{counted(large, 'case')} of more than {MOST_AT_ONCE:,} values: what needs whole cases is not tried")
     names = [files.name for files in pairing.cases]
     tried = chosen_patients(names, patients) if method == AUTO else names
     groups = make_folds(tried, patients, folds, check_seed(seed))
@@ -159,6 +170,15 @@ def _channels(cases: Sequence[CaseFiles]) -> int:
         except SegcalError as error:
             wrong.append(error)
     raise wrong[0]
+
+
+def _large_cases(cases: Sequence[CaseFiles], channels: int, options: Options) -> int:
+    """How many of them are too large to hold at once, a few times over."""
+    number = 0
+    for files in cases:
+        with suppress(SegcalError):  # it is told of when it is measured
+            number += FolderCase(files, options).voxels(channels) * channels > MOST_AT_ONCE
+    return number
 
 
 def _candidates(

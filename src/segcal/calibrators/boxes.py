@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from segcal.calibrators.calibrator import Activation
-from segcal.calibrators.smoothing import around
+from segcal.calibrators.smoothing import around, probabilities
 from segcal.calibrators.stream import (
     CaseStream,
     flat_labels,
@@ -84,6 +84,9 @@ class Drawing:
     def _cut_boxes(self, place: int, case: Any, most_bytes: float, random: torch.Generator) -> tuple[list[Box], int]:
         """Boxes of a case whose voxels stand side by side, or all of a small one; and how many voxels it has."""
         whole = self._checked(place, *volume_of(case))
+        near = self._neighbours_of(whole, torch.arange(whole.voxels))
+        if near is not None:
+            whole = whole._replace(neighbours=near.reshape(-1, *whole.logits.shape))
         share = max(1, int(most_bytes / whole.bytes_of_voxel))
         size = box_size(whole.logits.shape[1:], min(self.box_voxels, share))
         often = 1 if size == whole.logits.shape[1:] else min(MOST_BOXES, max(1, share // math.prod(size)))
@@ -119,14 +122,19 @@ class Drawing:
             )
         seen = standardised(image.detach().float()) if image is not None and self.image else None
         truth = truth.reshape(*truth.shape[:-1], *logits.shape[1:]).to(torch.uint8)
-        values = flat.float().reshape(logits.shape)
-        return Box(values, truth, seen, around(values, self.activation) if self.neighbours else None)
+        return Box(flat.float().reshape(logits.shape), truth, seen)
+
+    def _neighbours_of(self, whole: Box, places: Tensor) -> Tensor | None:
+        """(axis, class, voxel) of the voxels at these places of a whole case, if they are wanted."""
+        if not self.neighbours:
+            return None
+        values = probabilities(whole.logits, self.activation).flatten(1)
+        return around(values, whole.logits.shape[1:], places)
 
     def _thin(self, whole: Box, most_voxels: float, random: torch.Generator) -> Box:
         """The voxels (class, voxel) that are not sure, and a draw of one in ten of the others; fewer of too many."""
         logits = whole.logits.flatten(1)
         labels = flat_labels(whole.labels, whole.logits)
-        near = None if whole.neighbours is None else whole.neighbours.flatten(2)
         sure = sureness(logits, self.activation).amin(0) > SURE
         places, weights = [], []
         for group, share in ((~sure, 1.0), (sure, 0.1)):
@@ -135,8 +143,9 @@ class Drawing:
             drawn = there[torch.randperm(len(there), generator=random)[:taken]]
             places.append(drawn)
             weights.append(torch.full((taken,), len(there) / max(taken, 1)))
-        chosen = Box(logits, labels, neighbours=near).at((torch.cat(places),))
-        return chosen._replace(weights=torch.cat(weights))
+        chosen = torch.cat(places)
+        near = self._neighbours_of(whole, chosen)
+        return Box(logits[:, chosen], labels[..., chosen], neighbours=near, weights=torch.cat(weights))
 
     def cut(self, whole: Box, size: tuple[int, ...], random: torch.Generator) -> Box:
         """A box of this size around a voxel that is not sure; all of a small case."""

@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from segcal.calibrators.boxes import SURE, Box, Drawing, standardised, sureness
 from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs
 from segcal.calibrators.objective import average_error, soft_statistics
-from segcal.calibrators.smoothing import around, smoothed
+from segcal.calibrators.smoothing import smooth_volume, smoothed
 from segcal.calibrators.stream import CaseStream, check_stream
 from segcal.errors import ConfigError, ShapeError, check_seed
 
@@ -281,7 +281,7 @@ class LocalTemperature(Calibrator):
             raise ShapeError(f"logits must have {self.axes} axes of space, as in the fit; got {tuple(logits.shape)}.")
         if self.shares is None:
             return logits
-        return smoothed(logits, around(logits, self.activation), self.shares, self.activation)
+        return smooth_volume(logits, self.shares, self.activation)
 
     def _temperatures(self, logits: Tensor, image: Tensor | None) -> Tensor:
         assert self.network is not None  # it is fitted

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from segcal.calibrators.calibrator import Activation
+from segcal.calibrators.stream import PIECE_ELEMENTS
 
 LEAST = 1e-9  # of a probability, before its logarithm
 AHEAD = 1e-3  # of logits: a decision that the neighbours would change stays by this much
 
 
-def around(logits: Tensor, activation: Activation) -> Tensor:
-    """(axis, class, ...): for each axis the mean probability of the two neighbours along it; an edge repeats itself.
+def around(values: Tensor, shape: Sequence[int], places: Tensor) -> Tensor:
+    """(axis, class, voxel): for each axis the mean of the two neighbours along it; an edge repeats itself.
 
-    logits: (class, ...).
+    values: (class, voxel) of all voxels of a grid of this shape.
+    places: those that are asked for.
 
-    >>> around(torch.tensor([[0.0, 0.0, 40.0]]), "sigmoid")
-    tensor([[[0.5000, 0.7500, 0.7500]]])
+    >>> around(torch.tensor([[0.0, 0.2, 1.0]]), (3,), torch.arange(3))
+    tensor([[[0.1000, 0.5000, 0.6000]]])
     """
-    values = probabilities(logits, activation)
-    means = torch.empty(values.ndim - 1, *values.shape, dtype=values.dtype)
-    for axis, mean in enumerate(means, start=1):
-        size = values.shape[axis]
-        ends = values.narrow(axis, 0, 1), values.narrow(axis, size - 1, 1)
-        before = torch.cat([ends[0], values.narrow(axis, 0, size - 1)], axis)
-        after = torch.cat([values.narrow(axis, 1, size - 1), ends[1]], axis)
-        torch.add(before, after, out=mean).div_(2)
-    return means
+    means = []
+    for axis, size in enumerate(shape):
+        stride = math.prod(shape[axis + 1 :])
+        place = places // stride % size
+        before, after = places - stride * (place > 0), places + stride * (place < size - 1)
+        means.append((values[:, before] + values[:, after]) / 2)
+    return torch.stack(means)
+
+
+def smooth_volume(logits: Tensor, shares: Tensor, activation: Activation) -> Tensor:
+    """All logits (class, ...) of a grid, as `smoothed` gives them, in pieces."""
+    values, flat = probabilities(logits, activation).flatten(1), logits.flatten(1)
+    result = torch.empty_like(flat)
+    step = max(1024, PIECE_ELEMENTS // len(flat))
+    for start in range(0, flat.shape[1], step):
+        places = torch.arange(start, min(start + step, flat.shape[1]))
+        near = around(values, logits.shape[1:], places)
+        result[:, places] = smoothed(flat[:, places], near, shares, activation)
+    return result.reshape(logits.shape)
 
 
 def smoothed(logits: Tensor, neighbours: Tensor, shares: Tensor, activation: Activation) -> Tensor:

@@ -9,7 +9,18 @@ import typer
 
 from segcal._io.words import counted
 from segcal.cli.app import app
-from segcal.cli.options import Bins, ClassNames, IgnoreIndex, Patients, Regions, Sigmoid, StrictGrid, read_options
+from segcal.cli.options import (
+    Bins,
+    ClassNames,
+    IgnoreIndex,
+    Mean,
+    Member,
+    Patients,
+    Regions,
+    Sigmoid,
+    StrictGrid,
+    read_options,
+)
 from segcal.cli.orderly import Verb, Verbs
 from segcal.cli.shown import (
     print_json,
@@ -50,6 +61,8 @@ def fit(
     predictions: Annotated[Path, typer.Argument(help="Folder of maps of cases that the network was not trained on.")],
     labels: Annotated[Path, typer.Argument(help="Folder of label maps.")],
     out: Annotated[Path, typer.Option("--out", help="The calibrator to write, as calibrator.json.")],
+    member: Member = None,
+    mean: Mean = "probabilities",
     method: Annotated[
         str, typer.Option(help="auto: the best of several on held-out cases. Or one that `calibrate methods` lists.")
     ] = "auto",
@@ -81,7 +94,8 @@ def fit(
 
         with progress_bar("steps") as advance:
             fitted = fit_calibrator(
-                predictions, labels, out, method=method, settings=dict(map(parse_setting, setting or ())),
+                predictions, labels, out, members=member or (), mean=mean, method=method,
+                settings=dict(map(parse_setting, setting or ())),
                 options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
                 bins=bins, folds=folds, patients=patients, seed=seed, progress=advance, say=say,
             )  # fmt: skip
@@ -99,10 +113,10 @@ def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | Non
     from segcal.calibration.fitting import picture_beside
     from segcal.comparison.comparison import compare
     from segcal.comparison.tables import LAYOUTS, make_table, notes, to_json
-    from segcal.evaluation.calibrated import LEAST
     from segcal.evaluation.tables import ALL_CLASSES
     from segcal.plots import save_figure
     from segcal.report import build_report
+    from segcal.volumes.averaging import LEAST
 
     calibrator = fitted.calibrator
     taken = "logits" if calibrator.inputs == "logits" else f"probabilities, by their logarithm, clipped at {LEAST:g}"
@@ -167,6 +181,8 @@ def apply(
     out: Annotated[
         Path, typer.Option("--out", help="Folder for the calibrated maps; started again, it goes on there.")
     ],
+    member: Member = None,
+    mean: Mean = "probabilities",
     logits: Logits = False,
     nifti: Annotated[
         bool, typer.Option("--nifti", help="Write arrays as NIfTI, in the place of the label map beside each.")
@@ -179,7 +195,10 @@ def apply(
 
         with progress_bar("cases") as advance:
             options = ReadOptions(logits=logits)
-            applied = apply_calibrator(calibrator, predictions, out, options=options, nifti=nifti, progress=advance)
+            applied = apply_calibrator(
+                calibrator, predictions, out, members=member or (), mean=mean, options=options, nifti=nifti,
+                progress=advance,
+            )  # fmt: skip
     show_failures(applied.failures)
     say_maps(applied, out)
     if applied.failures:

@@ -43,6 +43,13 @@ StrictGrid = Annotated[
 Dask = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Spread the cases over this Dask cluster, as tcp://HOST:8786.")
 ]
+Member = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--member", metavar="FOLDER", help="Further maps of the same cases, to take the mean with; may be repeated."
+    ),
+]
+Mean = Annotated[Literal["probabilities", "logits"], typer.Option(help="What of the members the mean is of.")]
 Bins = Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")]
 Calibrator = Annotated[Path | None, typer.Option(help="A calibrator that `calibrate fit` wrote (.json).")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the bootstrap and of the floor.")]

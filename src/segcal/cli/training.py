@@ -10,7 +10,7 @@ import typer
 
 from segcal.cli.app import app
 from segcal.cli.evaluation import show_outcome
-from segcal.cli.options import Calibrator, Dask, dask_cluster
+from segcal.cli.options import Calibrator, Dask, Mean, dask_cluster
 from segcal.cli.orderly import Verb
 from segcal.cli.shown import progress_bar, refusing, say, say_maps, show_failures
 
@@ -71,8 +71,15 @@ def _say_cpu_time(config: RunConfig, preset: str) -> None:
 
 @app.command(cls=Verb)
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN [RUN...]", help="Folder of a run, or a checkpoint in it; of several, the mean."),
+    ],
     out: Annotated[Path, typer.Option("--out", help="Folder for maps, or for the results of --evaluate.")],
+    mean: Mean = "probabilities",
+    flips: Annotated[
+        bool, typer.Option("--flips", help="Mean over mirror images of the image, too: eight times the work.")
+    ] = False,
     data: Annotated[Path | None, typer.Option(help="Where the run's dataset lies now, if it has moved.")] = None,
     images: Annotated[Path | None, typer.Option(help="Predict this folder of images instead.")] = None,
     side: Annotated[
@@ -87,12 +94,16 @@ def predict(
         Literal["float32", "float16"], typer.Option(help="float16: 16-bit integers with a scale, in NIfTI.")
     ] = "float32",
 ) -> None:
-    """Predict probability maps on the grid of the images, or evaluate them without storing any."""
+    """Predict probability maps on the grid of the images, or evaluate them without storing any.
+
+    Several runs, or checkpoints as RUN/last.pt, are members of an ensemble.
+    """
     kept = f"What is done is kept in {out}: the same command goes on from there."
     with refusing(stopped=kept):
         from segcal.calibrators import load_calibrator
         from segcal.errors import ConfigError
         from segcal.training import runs
+        from segcal.training.ensemble import load_ensemble
 
         if dask and not evaluate:
             raise ConfigError("--dask must come with --evaluate.")
@@ -100,7 +111,15 @@ def predict(
             raise ConfigError("--evaluate must go without --images, which have no labels, --logits and --dtype.")
         if images and (side or data):
             raise ConfigError("--images must go without --split and --data: they are the images to predict.")
-        found = runs.load_run(run, root=data, with_data=images is None)
+        if mean != "probabilities" and len(run) == 1 and not flips:
+            raise ConfigError("--mean must come with several runs or with --flips; there is nothing to take it of.")
+        found: runs.Predictor
+        if len(run) > 1 or flips:
+            found = load_ensemble(run, mean=mean, flips=flips, root=data, with_data=images is None)
+            if len(run) > 1 and found.split.note:
+                say(found.split.note)
+        else:
+            found = runs.load_run(run[0], root=data, with_data=images is None)
         fitted = None if calibrator is None else load_calibrator(calibrator)
         with progress_bar("cases") as advance:
             if evaluate:

@@ -16,16 +16,14 @@ from segcal.calibrators import Calibrator, load_calibrator
 from segcal.calibrators.calibrator import Activation, keep_decisions
 from segcal.errors import ConfigError, FileError
 from segcal.evaluation.options import Options, slab_voxels
-from segcal.evaluation.voxels import counted_voxels, not_probabilities, places_of, regions_of
+from segcal.evaluation.voxels import counted_voxels, places_of, regions_of
 from segcal.volumes import Case, CaseFiles, open_case
 from segcal.volumes.arrays import read_array
+from segcal.volumes.averaging import LEAST, not_probabilities
 from segcal.volumes.cases import PROBABILITY_KEYS
 from segcal.volumes.orientation import AS_IT_IS, orientation_of, turned, way_back
 
 Array = NDArray[Any]
-
-LEAST = 1e-7
-"""Probabilities are taken as at least this (of a sigmoid also at most 1 less this) before their logarithm."""
 
 
 @lru_cache(maxsize=2)

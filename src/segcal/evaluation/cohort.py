@@ -32,14 +32,15 @@ from segcal._io.jobs import (
     threads_of,
     unchanged,
 )
-from segcal.errors import ConfigError
+from segcal.errors import ConfigError, one_of
 from segcal.evaluation.measure import measure_case
-from segcal.evaluation.naming import check_names, read_naming
+from segcal.evaluation.naming import check_names, check_same_names, read_naming
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.outcome import Outcome, gather_notes, outcome_of
 from segcal.evaluation.results import stack_cases, write_results
 from segcal.evaluation.sums import CaseSums
 from segcal.volumes import CaseFiles, Pairing, pair_cases
+from segcal.volumes.averaging import MEANS, Averaging, Mean
 from segcal.volumes.mismatch import why_nothing_pairs
 
 Progress = Callable[[int, int], None]
@@ -50,6 +51,8 @@ def evaluate(
     labels: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    members: Sequence[str | os.PathLike[str]] = (),
+    mean: Mean = "probabilities",
     options: ReadOptions | None = None,
     bins: int = 20,
     background: bool = False,
@@ -67,7 +70,9 @@ def evaluate(
 
     predictions: Folder of probability maps, or one file: NIfTI, .npy, or .npz as nnU-Net writes it.
     labels: Folder of label maps, or one file. Files belong together by their names.
-    out: Folder for the results. It must lie outside of the other two.
+    out: Folder for the results. It must lie outside of the others.
+    members: Further folders of maps of the same cases, or files: what is measured is the mean of all.
+    mean: Of the members' probabilities, or of their logits.
     options: How to read the predictions: logits, overlapping classes, names, regions, the label to ignore.
     bins: Bins of the calibration errors that are reported.
     background: Report the background class, too.
@@ -88,22 +93,26 @@ def evaluate(
     """
     pool = Pool(workers, meanwhile=partial(import_whole, "segcal.evaluation.evaluation"))  # brings torch, in seconds
     out = Path(out)
-    for source, what in ((predictions, "predictions"), (labels, "labels")):
+    for source, what in ((labels, "labels"), *((maps, "predictions") for maps in (predictions, *members))):
         stay_outside(out, Path(source), what)
     meant, pairing = open_cohort(
-        predictions, labels, options or ReadOptions(), bins=bins, background=background, calibrator=calibrator
-    )
+        predictions, labels, options or ReadOptions(), members=members, mean=mean, bins=bins, background=background,
+        calibrator=calibrator,
+    )  # fmt: skip
     threads = threads_of(workers) if executor is None else 1  # elsewhere a process may do several cases at a time
     cases = [
         CaseJob(
             files.name,
             case_key(files, meant),
             _measure_files,
-            (files if executor is None else _absolute(files), meant, threads),
+            (files if executor is None else files.absolute(), meant, threads),
         )
         for files in pairing.cases
     ]
-    return measure_cohort(cases, meant, out, executor=executor or pool, pairing=pairing, progress=progress)
+    about = {"mean": {"of": mean, "members": [os.fspath(maps) for maps in (predictions, *members)]}} if members else {}
+    return measure_cohort(
+        cases, meant, out, executor=executor or pool, pairing=pairing, provenance=about, progress=progress
+    )
 
 
 def open_cohort(
@@ -111,24 +120,51 @@ def open_cohort(
     labels: str | os.PathLike[str],
     reading: ReadOptions,
     *,
+    members: Sequence[str | os.PathLike[str]] = (),
+    mean: Mean = "probabilities",
     bins: int,
     background: bool = False,
     calibrator: str | os.PathLike[str] | None = None,
 ) -> tuple[Options, Pairing]:
-    """How two folders are to be read, and which of their files belong together: at least one case.
+    """How folders are to be read, and which of their files belong together: at least one case.
 
-    A label that nnU-Net's dataset.json names "ignore" is left out without being asked for.
+    With further folders of maps, `members`, the options are those of their mean. A label that nnU-Net's dataset.json
+    names "ignore" is left out without being asked for.
     """
-    predictions, labels = Path(predictions), Path(labels)
+    predictions, labels, others = Path(predictions), Path(labels), [Path(member) for member in members]
     naming = read_naming(predictions, labels, reading)
     options = naming.into(Options.of(reading, bins=bins, background=background))
+    averaging = averaging_of(predictions, others, mean, options)
+    if averaging is not None:
+        options = replace(options, logits=averaging.yields_logits)
     if calibrator is not None:
         options = with_calibrator(options, calibrator)
+    pairing = _paired(predictions, labels)
+    check_names(naming, pairing.cases, options)
+    if averaging is not None:
+        for other in others:
+            check_same_names(naming, read_naming(other, labels, reading))
+        pairing = pairing.averaged({other: _paired(other, labels) for other in others}, averaging)
+    return options, pairing
+
+
+def averaging_of(predictions: Path, members: Sequence[Path], mean: Mean, options: Options) -> Averaging | None:
+    """How the mean of these folders is taken, which must differ; None where there is one alone."""
+    one_of("mean", mean, MEANS)
+    if not members and mean != "probabilities":
+        raise ConfigError("--mean must come with --member; there is nothing to take the mean of.")
+    places = [path.resolve() for path in (predictions, *members)]
+    if twice := next((path for i, path in enumerate(places) if path in places[:i]), None):
+        raise ConfigError(f"members must differ from each other and from the predictions; {twice} came twice.")
+    return Averaging(mean, options.logits, options.sigmoid) if members else None
+
+
+def _paired(predictions: Path, labels: Path) -> Pairing:
+    """The cases that both folders have, at least one."""
     pairing = pair_cases(predictions, labels)
     if not pairing.cases:
         raise ConfigError(why_nothing_pairs(predictions, labels, pairing))
-    check_names(naming, pairing.cases, options)
-    return options, pairing
+    return pairing
 
 
 def with_calibrator(options: Options, calibrator: str | os.PathLike[str]) -> Options:
@@ -219,22 +255,16 @@ def _strangers(measured: dict[str, Path]) -> dict[str, Failure]:
     }
 
 
-def _absolute(files: CaseFiles) -> CaseFiles:
-    """Elsewhere, another folder may be the current one."""
-    predictions = tuple(path.absolute() for path in files.predictions)
-    return replace(files, predictions=predictions, label=files.label.absolute())
-
-
 def _measure_files(files: CaseFiles, options: Options, threads: int, name: str, path: Path) -> None:
-    sources = (*files.predictions, files.label)
-    with unchanged(sources):
+    with unchanged(files.all):
         sums, doubts = measure_case(files, options, threads=threads)
-    sums.save(path, name, sources, doubts=doubts)
+    sums.save(path, name, files.all, doubts=doubts)
 
 
 def case_key(files: CaseFiles, options: Options) -> str:
     """Names the sums of a case: other files, or other options, give another key."""
-    stamps = [stamp(path) for path in (*files.predictions, files.label)]
+    stamps = [stamp(path) for path in files.all]
+    mean = [asdict(files.averaging), [len(each.predictions) for each in files.members]] if files.members else None
     return key_of(
-        __version__, files.name, stamps, asdict(replace(options, calibrator=None))
+        __version__, files.name, stamps, mean, asdict(replace(options, calibrator=None))
     )  # by its fingerprint, wherever it lies

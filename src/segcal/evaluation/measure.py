@@ -39,7 +39,8 @@ def measure_case(
         doubts = case.grid.doubts
         if options.strict_grid and doubts:
             raise GridError(f"{files.name}: the grid must be certain, as --strict-grid asks; {MEANINGS[doubts[0]]}")
-        watch = Watch(logits=options.logits, overlapping=options.sigmoid)
+        stored_logits = files.averaging.logits if files.members else options.logits
+        watch = Watch(logits=stored_logits, overlapping=options.sigmoid)
         case.watch = watch.see
         slabs = (
             measure_voxels(values, labels, options, ranked=ranked, threads=threads)

@@ -141,6 +141,17 @@ def check_names(
             raise ConfigError(fault)
 
 
+def check_same_names(first: Naming, other: Naming) -> None:
+    """Refuse members of an ensemble whose files name other classes, label values or regions."""
+    told = [(naming.names, naming.values, naming.regions) for naming in (first, other)]
+    if first.names and other.names and told[0] != told[1]:
+        names = [", ".join(naming.names.values()) for naming in (first, other)]
+        raise ConfigError(
+            f"members must have the same classes, label values and regions; {first.source} and {other.source} differ: "
+            f"{names[0]} and {names[1]}."
+        )
+
+
 def _fault(naming: Naming, channels: int, options: Options) -> str:
     """What is wrong with the names for so many channels; empty where nothing is."""
     labels = labels_of(channels, options)

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.evaluation.options import Options
-from segcal.evaluation.voxels import region_values, sigmoid, softmax
+from segcal.evaluation.voxels import region_values
 from segcal.kernels.spec import HAS_NUMBA
+from segcal.volumes.averaging import sigmoid, softmax
 
 Array = NDArray[Any]
 BLOCK = 1 << 15  # voxels that are decided together, in the cache

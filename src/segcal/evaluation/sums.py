@@ -49,7 +49,9 @@ class CaseSums:
 
     def save(self, path: Path, case: str, sources: Sequence[Path], *, doubts: Sequence[str] = ()) -> None:
         """Write them to a file of their own, with the stamps of what they were read from and what is doubtful there."""
-        stamps = {source.name: stamp(source) for source in sources}
+        stamps: dict[str, dict[str, int]] = {}
+        for source in sources:  # those of members go by the same names
+            stamps[f"{source.parent.name}/{source.name}" if source.name in stamps else source.name] = stamp(source)
         header = {"format": FORMAT, "case": case, "classes": self.bins.shape[1], "files": stamps}
         header["notes"] = list(doubts)
         write_npz(path, header, {f.name: getattr(self, f.name) for f in fields(self)})

@@ -27,6 +27,7 @@ from segcal.kernels.spec import (
     Spec,
     squared_error,
 )
+from segcal.volumes.averaging import not_probabilities, sigmoid, softmax
 
 Array = NDArray[Any]
 
@@ -355,24 +356,3 @@ def _unknown_label(labels: Array, allowed: Sequence[int], *, single: bool = Fals
     elif 4 in unknown and found <= {0, 1, 2, 4}:
         remedy = "For those of BraTS use --regions brats."
     return LabelError(f"labels must be among {list(allowed)}; they hold {unknown[:5]}. {remedy}")
-
-
-def not_probabilities(values: Array) -> RangeError:
-    known = np.nan_to_num(values, nan=0.0)
-    worst = known.flat[np.maximum(-known, known - 1).argmax()]
-    return RangeError(
-        f"probabilities must lie in [0, 1]; one is {worst:.6g}. If these are logits, use --logits; if scaled integers, "
-        f"store the scale in the file."
-    )
-
-
-def softmax(logits: Array) -> Array:
-    exponentials: Array = np.exp(logits - logits.max(0))
-    exponentials /= exponentials.sum(0)
-    return exponentials
-
-
-def sigmoid(logits: Array) -> Array:
-    with np.errstate(over="ignore"):
-        probabilities: Array = 1 / (1 + np.exp(-logits))
-    return probabilities

@@ -22,12 +22,13 @@ from segcal.errors import ConfigError, FileError, GridError, ShapeError
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.options import Options
 from segcal.evaluation.results import class_names
-from segcal.evaluation.voxels import not_probabilities, places_of, regions_of, sigmoid, softmax
+from segcal.evaluation.voxels import places_of, regions_of
 from segcal.plots.probability import probability_row, row_height_in
 from segcal.plots.style import PAGE_IN, default_settings, new_figure
 from segcal.scores import dice
 from segcal.volumes import Case, CaseFiles, Grid, open_case, pair_cases
 from segcal.volumes.arrays import read_array, stem_of
+from segcal.volumes.averaging import not_probabilities, sigmoid, softmax
 from segcal.volumes.cases import LABEL_KEYS
 from segcal.volumes.grids import fit
 from segcal.volumes.regions import Regions

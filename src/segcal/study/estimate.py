@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -79,11 +80,12 @@ def describe_plan(plan: Plan, tflops: float = GPU_TFLOPS) -> list[PlanRow]:
     """Every run of a study, what it is for and what it costs; `total` adds them up."""
     methods: dict[str, list[str]] = {name: [] for name in plan.runs}
     for arm in plan.arms:
-        methods[arm.run].append(arm.method)
+        for name in (arm.run, *(member.name for member in plan.runs[arm.run].members)):
+            methods[name].append(arm.method)
     rows = []
     for name, run in plan.runs.items():
         cost = estimate(run)
-        shown = name if run.opened else name.removesuffix(f"-{run.config.hash}")
+        shown = name if run.opened else name.removesuffix(f"-{run.hash}")
         rows.append(
             PlanRow(
                 shown, run.dataset, tuple(methods[name]), run.config.seed, cost.epochs, cost.steps, cost.hours(tflops)
@@ -104,14 +106,22 @@ def estimate(run: PlannedRun) -> Cost:
     """Of a run from its first step to its last evaluation.
 
     A dataset that describes itself (decathlon, nnunet) must be there; without it only the epochs are known. Test images
-    that the paper does not count (AMOS) cost nothing here while they are missing.
+    that the paper does not count (AMOS) cost nothing here while they are missing. An ensemble costs what its members
+    say of validation and test cases.
     """
+    if not run.members:
+        return _estimate(run)
+    parts = [_estimate(replace(member, fittings=run.fittings), trains=False) for member in run.members]
+    return Cost(0, sum(part.steps for part in parts), 0.0, math.fsum(part.inference_pflop for part in parts))
+
+
+def _estimate(run: PlannedRun, *, trains: bool = True) -> Cost:
     dataset = run.opened or known_dataset(run.config.data.dataset)
     if dataset is None:
-        return Cost(run.config.training.epochs or PLAIN.epochs, math.nan, math.nan, math.nan)
+        return Cost((run.config.training.epochs or PLAIN.epochs) * trains, math.nan, math.nan, math.nan)
     config = run.config if run.opened else run.config.resolved(dataset)
     data, training = config.data, config.training
-    epochs, patch, window = training.epochs, data.patch, data.inference_patch
+    epochs, patch, window = training.epochs if trains else 0, data.patch, data.inference_patch
     assert epochs is not None  # resolved
     assert patch is not None
     assert window is not None

@@ -28,10 +28,10 @@ from segcal.plots.style import COLUMN_IN, PAGE_IN, default_settings, new_figure
 from segcal.statistics import BinStatistics
 from segcal.study.plan import Arm
 from segcal.study.summary import DatasetResults, Results
-from segcal.study.work import CALIBRATOR, Workshop
+from segcal.study.work import CALIBRATOR, Workshop, load_planned
 from segcal.training.config import RunConfig
 from segcal.training.inference import measuring_options
-from segcal.training.runs import load_run, predict
+from segcal.training.runs import predict
 from segcal.volumes.regions import Regions
 
 FOLDER = "figures"
@@ -264,7 +264,7 @@ def _predict(names: Sequence[str], arms: Sequence[Arm], shop: Workshop) -> tuple
     """Write the maps of these cases by each arm, unless they are there; the cases, and how to read the maps."""
     for arm in arms:
         folder = shop.runs / arm.run
-        run = load_run(folder, root=shop.plan.runs[arm.run].config.data.root)
+        run = load_planned(shop.plan.runs[arm.run], shop.runs)
         cases = {case.name: case for case in run.dataset.cases}
         if lost := [name for name in names if name not in cases]:
             raise FileError(f"{run.dataset.root} must have the case {lost[0]}; it has not.")

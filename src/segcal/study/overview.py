@@ -8,7 +8,7 @@ from typing import NamedTuple
 from segcal._io.words import counted
 from segcal.calibrators.cost import duration
 from segcal.study.plan import PlannedRun
-from segcal.study.work import RunState, Workshop
+from segcal.study.work import TRAINING, RunState, Workshop
 
 EARLY = 0.05  # of a run; before that its pace says little
 
@@ -48,5 +48,7 @@ def overview(shop: Workshop) -> Overview:
 
 def _size(run: PlannedRun) -> float:
     """What a run costs, in no unit: voxels of patches."""
+    if run.members:
+        return (1 - TRAINING) * sum(map(_size, run.members))
     config = run.config
     return float((config.training.epochs or 1) * math.prod(config.data.patch or (1,)))

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from segcal._io.jobs import key_of
 from segcal.calibrators import CALIBRATORS, Calibrator, make_calibrator
 from segcal.datasets import Dataset, dataset_names, make_phantom, open_dataset
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
@@ -38,6 +39,8 @@ from segcal.training.config import (
 )
 
 AFTER = " + "  # METHOD + CALIBRATOR
+OVER_SEEDS = " over seeds"
+_ENSEMBLE = re.compile(r"(?P<method>ensemble\((?P<members>.*)\))(?: \+ (?P<calibrator>.+))?")
 DATA_VARIABLE = "SEGCAL_DATA"
 PHANTOM = "phantom"
 SHIPPED = resources.files("segcal.study") / "shipped"
@@ -77,7 +80,7 @@ class StudyConfig(Section):
     preset: str = "paper"
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     methods: tuple[str, ...] = Field(min_length=1)
-    """One of segcal's, METHOD + CALIBRATOR, or the name of a variant."""
+    """One of segcal's, the name of a variant, an ensemble of such, METHOD + CALIBRATOR."""
     variants: dict[str, Variant] = Field(default_factory=dict)
     datasets: dict[str, DatasetPlan] = Field(min_length=1)
     sweep: Sweep | None = None
@@ -96,8 +99,33 @@ class StudyConfig(Section):
         """What a method of the study stands for."""
         if name in self.variants:
             return self.variants[name]
+        if ensemble := _ENSEMBLE.fullmatch(name):
+            return Variant(method=ensemble["method"], calibrator=ensemble["calibrator"])
         method, plus, calibrator = name.partition(AFTER)
         return Variant(method=method, calibrator=calibrator if plus else None)
+
+
+class Mixture(NamedTuple):
+    """What an ensemble is of: methods, trained with the same seed; or one method, trained with all seeds."""
+
+    methods: tuple[str, ...]
+    over_seeds: bool
+
+    @staticmethod
+    def of(method: str) -> Mixture | None:
+        """What a name spells; None where it is not that of an ensemble.
+
+        >>> Mixture.of("ensemble(dice-ce, soft-ace)")
+        Mixture(methods=('dice-ce', 'soft-ace'), over_seeds=False)
+        >>> Mixture.of("ensemble(dice-ce over seeds)")
+        Mixture(methods=('dice-ce',), over_seeds=True)
+        """
+        found = _ENSEMBLE.fullmatch(method)
+        if found is None:
+            return None
+        inside = found["members"].strip()
+        methods = (name.strip() for name in inside.removesuffix(OVER_SEEDS).split(","))
+        return Mixture(tuple(methods), inside.endswith(OVER_SEEDS))
 
 
 @dataclass(frozen=True)
@@ -128,7 +156,7 @@ class Fitting(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One training, and what is fitted to it afterwards."""
+    """One training, or the mean of several, and what is fitted to it afterwards."""
 
     dataset: str
     """As the study calls it."""
@@ -136,13 +164,25 @@ class PlannedRun:
     opened: Dataset | None
     """None where its data are missing; then the configuration is not resolved."""
     fittings: tuple[Fitting, ...]
+    members: tuple[PlannedRun, ...] = ()
+    """Of an ensemble, which trains nothing: the runs it is the mean of. Its configuration is that of the first."""
+
+    @property
+    def hash(self) -> str:
+        """Differs where anything differs that could change the result."""
+        return key_of([member.hash for member in self.members])[:16] if self.members else self.config.hash
 
     @property
     def name(self) -> str:
         """Of its folder: another configuration is another folder."""
-        config = self.config
         dataset = self.dataset.replace(" ", "_")  # what the hash does not know: its root may move
-        return f"{dataset}-{config.method}-seed{config.seed}-{config.hash}"
+        method = "ensemble" if self.members else self.config.method
+        seeds = dict.fromkeys(run.config.seed for run in self.members or (self,))
+        return f"{dataset}-{method}-seed{'-'.join(map(str, seeds))}-{self.hash}"
+
+    def without_data(self) -> PlannedRun:
+        """For another process, which opens its own."""
+        return replace(self, opened=None, members=tuple(member.without_data() for member in self.members))
 
 
 class Arm(NamedTuple):
@@ -233,6 +273,8 @@ def _study(name: str, content: Mapping[str, Any], folder: Path | None) -> Study:
         raise ConfigError(
             f"the study {name}: methods of the sweep must be methods of the study; {unknown[0]!r} is not."
         )
+    if mixed := [method for method in swept if Mixture.of(config.variant(method).method)]:
+        raise ConfigError(f"the study {name}: methods of the sweep must be trained; {mixed[0]!r} is an ensemble.")
     for label, dataset in config.datasets.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 .-]*", label):
             raise ConfigError(
@@ -263,14 +305,37 @@ def _check_method(config: StudyConfig, name: str) -> None:
     known = config.variant(name)
     if name in (FRONT, OUTSIDE):
         raise ConfigError(f"a variant must have a name that figures do not use themselves; got {name!r}.")
-    if known.method not in METHODS or (known.calibrator is not None and known.calibrator not in CALIBRATORS):
+    mixed = Mixture.of(known.method)
+    trained = mixed is not None or known.method in METHODS
+    if not trained or (known.calibrator is not None and known.calibrator not in CALIBRATORS):
         raise ConfigError(
             f"a method of a study must be one of {', '.join(METHODS)}, one of them with a calibrator, as "
-            f"'dice-ce + temperature' ({', '.join(CALIBRATORS)}), or the name of a variant; got {name!r}."
+            f"'dice-ce + temperature' ({', '.join(CALIBRATORS)}), the name of a variant, or an ensemble, as "
+            f"'ensemble(dice-ce, soft-ace)'; got {name!r}."
         )
+    if mixed is not None:
+        _check_ensemble(config, name, mixed)
     for key in ("method", "seed"):
         if key in known.set:
             raise ConfigError(f"variants.{name}.set must leave {key} to the study; it sets it.")
+
+
+def _check_ensemble(config: StudyConfig, name: str, mixed: Mixture) -> None:
+    for member in mixed.methods:
+        known = config.variant(member)
+        if known.method not in METHODS or known.calibrator is not None:
+            raise ConfigError(
+                f"members of an ensemble must be trained: {', '.join(METHODS)}, or variants of them without a "
+                f"calibrator, as in 'ensemble(dice-ce, soft-ace) + temperature'; got {member!r} in {name!r}."
+            )
+    number = len(config.seeds) if mixed.over_seeds else len(set(mixed.methods))
+    if number < 2 or len(set(mixed.methods)) < len(mixed.methods) or (mixed.over_seeds and len(mixed.methods) > 1):
+        raise ConfigError(
+            f"an ensemble must be of several methods, or of one over several seeds, as 'ensemble(dice-ce over seeds)'; "
+            f"got {name!r} and {len(config.seeds)} seeds."
+        )
+    if config.variant(name).set:
+        raise ConfigError(f"variants.{name}.set must be left to the members of the ensemble; it sets something.")
 
 
 def make_plan(study: Study, out: str | os.PathLike[str], *, data: Iterable[str] = ()) -> Plan:
@@ -356,18 +421,32 @@ class _Planner:
             variant.calibrator,
             tuple((key, json.dumps(value)) for key, value in sorted(variant.calibrator_options.items())),
         )
-        settings = merge(merge(merge(config.set, place.wanted.set), variant.set), changed or {})
         arms = []
-        for seed in config.seeds:
-            made = make_config(
-                dataset=place.wanted.dataset, root=place.root, method=variant.method, preset=config.preset,
-                settings=merge(settings, {"seed": seed}),
-            )  # fmt: skip
-            made = made.resolved(place.opened) if place.opened else made
-            run = PlannedRun(place.label, made, place.opened, (fitting,) if fitting else ())
-            if (there := self.runs.get(run.name)) is not None:
-                fittings = dict.fromkeys((*there.fittings, *run.fittings))
-                run = PlannedRun(there.dataset, there.config, there.opened, tuple(fittings))
-            self.runs[run.name] = run
+        for seed, run in self._runs(place, variant, changed or {}).items():
+            there = self.runs.get(run.name, run)
+            fittings = (*there.fittings, *([fitting] if fitting else []))
+            self.runs[run.name] = replace(there, fittings=tuple(dict.fromkeys(fittings)))
             arms.append(Arm(place.label, name, seed, run.name, fitting or None))
         return arms
+
+    def _runs(self, place: _Place, variant: Variant, changed: Mapping[str, Any]) -> dict[int, PlannedRun]:
+        """By seed, the run that a method needs; the members of an ensemble are noted before it."""
+        config, mixed = self.study.config, Mixture.of(variant.method)
+        if mixed is None:
+            return {seed: self._trained(place, variant, seed, changed) for seed in config.seeds}
+        each = [config.variant(method) for method in mixed.methods]
+        found = {seed: [self._trained(place, member, seed, {}) for member in each] for seed in config.seeds}
+        if mixed.over_seeds:
+            found = {config.seeds[0]: [run for runs in found.values() for run in runs]}
+        for run in (run for runs in found.values() for run in runs):
+            self.runs.setdefault(run.name, run)
+        return {seed: replace(runs[0], members=tuple(runs)) for seed, runs in found.items()}
+
+    def _trained(self, place: _Place, variant: Variant, seed: int, changed: Mapping[str, Any]) -> PlannedRun:
+        config = self.study.config
+        settings = merge(merge(merge(config.set, place.wanted.set), variant.set), changed)
+        made = make_config(
+            dataset=place.wanted.dataset, root=place.root, method=variant.method, preset=config.preset,
+            settings=merge(settings, {"seed": seed}),
+        )  # fmt: skip
+        return PlannedRun(place.label, made.resolved(place.opened) if place.opened else made, place.opened, ())

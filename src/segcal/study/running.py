@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -81,10 +80,30 @@ def do_runs(
 ) -> None:
     """Do all runs that are not done, or `only` these; each that fails is told, and stops no other.
 
-    Runs that other processes work on are waited for, and taken over if these end early; unless `wait` is False.
+    Runs that other processes work on are waited for, and taken over if these end early; unless `wait` is False. Before
+    an ensemble come its members, which are always waited for.
     """
-    planned = shop.plan.runs.values() if only is None else [shop.plan.runs[name] for name in only]
-    waiting = [run for run in planned if run.opened is not None and not shop.is_done(run)]
+    runs = shop.plan.runs
+    asked = [run for run in (runs if only is None else only) if runs[run].opened is not None]
+    ensembles = [run for run in map(runs.__getitem__, asked) if run.members and not shop.is_done(run)]
+    needed = (member.name for run in ensembles for member in run.members)
+    first = [runs[name] for name in dict.fromkeys((*asked, *needed)) if not runs[name].members]
+    _do_all(shop, [run for run in first if not shop.is_done(run)], jobs, executor, wait or bool(ensembles), say)
+    for run in ensembles:
+        if fault := shop.member_fault(run):
+            say(record_failure(run, shop.runs / run.name, "SegcalError", fault).message)
+    _do_all(shop, [run for run in ensembles if not shop.member_fault(run)], jobs, executor, wait, say)
+
+
+def _do_all(
+    shop: Workshop,
+    waiting: list[PlannedRun],
+    jobs: int,
+    executor: Executor | None,
+    wait: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Do these runs, in any order."""
     told: set[str] = set()
     while waiting:
         left = []
@@ -107,7 +126,7 @@ def _given(
     shop: Workshop, runs: Sequence[PlannedRun], jobs: int, executor: Executor | None
 ) -> Generator[tuple[int, RunResult | BaseException], None, None]:
     """The runs given to an executor: their places and results, as they come."""
-    asked = [(replace(run, opened=None), shop.out.absolute()) for run in runs]  # of the dataset each opens its own
+    asked = [(run.without_data(), shop.out.absolute()) for run in runs]
     if executor is not None:
         return executor(do_run_apart, asked)
     return Pool(jobs, environments=_gpus())(do_run, asked)

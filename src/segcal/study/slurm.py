@@ -29,7 +29,7 @@ _SCRIPT = """\
 # done ends at once, and one that another job works on is left to it. Change the lines above to what
 # your cluster wants (partition, account). After all jobs, with the number JOB that sbatch said:
 #
-#   sbatch --dependency=afterany:JOB --wrap {report}
+#   sbatch --dependency=afterany:JOB {report}
 
 set -eu
 export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-1}}" # newer versions of srun do not take it from above
@@ -44,10 +44,16 @@ def slurm_script(plan: Plan, out: Path, *, open_runs: Sequence[str], hours: floa
     """A script for sbatch that does the open runs of the study in the folder `out`, each on a GPU of its own.
 
     `hours` is what the longest run is estimated to take; where it is None or NaN, the cluster's own limit holds.
+    Ensembles are done after the other runs, by the job that reports.
     """
     if not open_runs:
         raise ConfigError(f"the study {plan.study.name} must have runs to do; there is nothing to do.")
+    ensembles = {name for name, run in plan.runs.items() if run.members}
+    trained = [name for name in open_runs if name not in ensembles]
+    later = len(trained) < len(open_runs) and bool(trained)
+    open_runs = trained or open_runs
     out = out.absolute()
+    report = shlex.join(["segcal", "study", "run" if later else "report", os.fspath(out)])
     logs = os.fspath(out / LOGS)
     options = [
         f"--job-name=segcal-{re.sub(r'[^A-Za-z0-9._-]', '-', plan.study.name)}",
@@ -65,7 +71,7 @@ def slurm_script(plan: Plan, out: Path, *, open_runs: Sequence[str], hours: floa
         title=" ".join(plan.study.config.title.split()),
         number=f"{len(open_runs)} run" + "s" * (len(open_runs) > 1),
         logs=shlex.quote(logs),
-        report=shlex.quote(shlex.join(["segcal", "study", "report", os.fspath(out)])),
+        report=f"{'--gres=gpu:1 ' * later}--wrap {shlex.quote(report)}",
         runs="\n".join(f"  {shlex.quote(name)}" for name in open_runs),
         out=shlex.quote(os.fspath(out)),
     )

@@ -46,8 +46,9 @@ from segcal.errors import SegcalError
 from segcal.evaluation.outcome import Outcome
 from segcal.study.plan import Fitting, Plan, PlannedRun
 from segcal.training import train
+from segcal.training.ensemble import load_ensemble
 from segcal.training.loop import LOCK
-from segcal.training.runs import Run, evaluate_run, load_run
+from segcal.training.runs import Predictor, evaluate_run, load_run
 
 RUNS, LOGS, PREPARED = "runs", "logs", "prepared"
 DONE, FAILED, PROGRESS = "done.json", "failed.json", "progress.json"
@@ -98,6 +99,10 @@ class Workshop:
     def is_done(self, run: PlannedRun) -> bool:
         """Whether everything that the plan asks of a run is there."""
         return bool(_facts(run, self.runs / run.name))
+
+    def member_fault(self, run: PlannedRun) -> str:
+        """Why an ensemble cannot be done yet; empty where all its members are done."""
+        return next((_undone(member, self.runs) for member in run.members if not self.is_done(member)), "")
 
     def is_held(self, run: PlannedRun) -> bool:
         """Whether a process works on a run."""
@@ -155,7 +160,8 @@ def _attempt(run: PlannedRun, folder: Path, prepared: Path) -> RunResult:
     for name in (FAILED, PROGRESS):
         (folder / name).unlink(missing_ok=True)
     try:
-        facts = execute(run, folder, prepared, _Progress(folder, len(run.fittings)).tell)
+        training = 0.0 if run.members else TRAINING
+        facts = execute(run, folder, prepared, _Progress(folder, len(run.fittings), training).tell)
     except Exception as error:  # whatever it is, other runs go on
         write_whole(folder / "failed.log", traceback.format_exc().encode())
         result = record_failure(run, folder, type(error).__name__, str(error) or repr(error))
@@ -200,8 +206,8 @@ def do_run_apart(run: PlannedRun, out: Path) -> RunResult:
 class _Progress:
     """Tells others how far a run is: a file in its folder, written at most once a second."""
 
-    def __init__(self, folder: Path, fittings: int) -> None:
-        self.path, self.fittings = folder / PROGRESS, fittings
+    def __init__(self, folder: Path, fittings: int, training: float) -> None:
+        self.path, self.fittings, self.training = folder / PROGRESS, fittings, training
         self.start, self.written = time.monotonic(), -math.inf
         self.begun: float | None = None
         self.stage = ""
@@ -210,8 +216,8 @@ class _Progress:
         """So much of a stage is done; part 0 is the training, and each evaluation counts as one more."""
         now = time.monotonic()
         within = done / total if total else 0.0
-        later = TRAINING + (1 - TRAINING) * (part - 1 + within) / (1 + self.fittings)
-        share = round(TRAINING * within if part == 0 else later, 4)
+        later = self.training + (1 - self.training) * (part - 1 + within) / (1 + self.fittings)
+        share = round(self.training * within if part == 0 else later, 4)
         self.begun = share if self.begun is None else self.begun
         if stage == self.stage and now - self.written < 1:
             return
@@ -226,14 +232,21 @@ class _Progress:
 def execute(run: PlannedRun, folder: Path, prepared: Path, tell: Callable[..., None]) -> dict[str, Any]:
     """Train, evaluate on validation and test cases, fit each calibrator and evaluate again; facts about the run.
 
-    What is there already is not done again.
+    What is there already is not done again. An ensemble trains nothing; its members must be done.
     """
-    trained = train(
-        run.config, folder, prepared=prepared, held=True,
-        progress=lambda done, total, text: tell("training", done, total),
-    )  # fmt: skip
+    facts: dict[str, Any] = {}
+    if run.members:
+        if undone := [member for member in run.members if not _facts(member, folder.parent / member.name)]:
+            raise SegcalError(_undone(undone[0], folder.parent))
+        facts["members"] = _weights(run, folder.parent)
+    else:
+        trained = train(
+            run.config, folder, prepared=prepared, held=True,
+            progress=lambda done, total, text: tell("training", done, total),
+        )  # fmt: skip
+        facts |= {"best_epoch": trained.best_epoch, "epochs": trained.epochs}
     start = time.monotonic()
-    loaded = load_run(folder, root=run.config.data.root)
+    loaded = load_planned(run, folder.parent)
     for i, fitting in enumerate((None, *run.fittings), start=1):
         target, fits = folder, None
         if fitting is not None:
@@ -251,14 +264,32 @@ def execute(run: PlannedRun, folder: Path, prepared: Path, tell: Callable[..., N
             calibrator = None if fits is None else fits.without if side == "validation" else fits.to_all
             _need_all(evaluate_run(loaded, target / side, side=side, calibrator=calibrator, progress=advance))
     return {
-        "config": run.config.hash,
+        "config": run.hash,
         "weights": loaded.fingerprint,
         "fittings": sorted({*_fittings(_read(folder / DONE)), *(fitting.folder for fitting in run.fittings)}),
         "validation": CROSS_FITTED,
-        "best_epoch": trained.best_epoch,
-        "epochs": trained.epochs,
-        "seconds": round(_trained_s(folder) + time.monotonic() - start, 1),
+        **facts,
+        "seconds": round((0 if run.members else _trained_s(folder)) + time.monotonic() - start, 1),
     }
+
+
+def load_planned(run: PlannedRun, runs: Path) -> Predictor:
+    """What a run of the plan predicts with, from the folder of all runs."""
+    if run.members:
+        return load_ensemble([runs / member.name for member in run.members], root=run.config.data.root)
+    return load_run(runs / run.name, root=run.config.data.root)
+
+
+def _undone(member: PlannedRun, runs: Path) -> str:
+    """The sentence on a member that keeps its ensemble waiting."""
+    failed = _read(runs / member.name / FAILED)
+    why = f"it failed: {failed.get('kind')}: {failed.get('message')}" if failed else "it is not"
+    return f"every member of an ensemble must be done; {member.name}: {why}"
+
+
+def _weights(run: PlannedRun, runs: Path) -> dict[str, Any]:
+    """By name, the weights of an ensemble's members that are done."""
+    return {member.name: _read(runs / member.name / DONE).get("weights") for member in run.members}
 
 
 def _trained_s(folder: Path) -> float:
@@ -277,6 +308,8 @@ def _need_all(outcome: Outcome) -> None:
 def _facts(run: PlannedRun, folder: Path) -> dict[str, Any]:
     """What is known of a run that is done; empty while it is not."""
     facts = _read(folder / DONE)
+    if run.members and facts.get("members") != _weights(run, folder.parent):
+        return {}  # a member was trained again
     return facts if {fitting.folder for fitting in run.fittings} <= set(_fittings(facts)) else {}
 
 
@@ -292,7 +325,7 @@ class _Fits(NamedTuple):
     without: dict[str, Calibrator]
 
 
-def _fitted(run: Run, fitting: Fitting, folder: Path) -> _Fits:
+def _fitted(run: Predictor, fitting: Fitting, folder: Path) -> _Fits:
     """The calibrators of this run, fitted to its validation cases unless that was done for these weights before."""
     cases = run.cases("validation")
     names, patients = [case.name for case in cases], [case.patient for case in cases]
@@ -317,7 +350,7 @@ def _fitted(run: Run, fitting: Fitting, folder: Path) -> _Fits:
     return _Fits(fits[whole], {name: fits[path] for path, group in paths.items() for name in group})
 
 
-def _fold_key(run: Run, names: list[str], held_out: list[str]) -> str:
+def _fold_key(run: Predictor, names: list[str], held_out: list[str]) -> str:
     """Names a fit: other weights, or other cases, give another key."""
     return hashlib.sha256(json.dumps([run.fingerprint, names, held_out]).encode()).hexdigest()[:16]
 
@@ -329,7 +362,7 @@ def _read_text(path: Path) -> str | None:
 
 
 @contextmanager
-def spooled(run: Run, folder: Path) -> Iterator[Spool]:
+def spooled(run: Predictor, folder: Path) -> Iterator[Spool]:
     """Logits and labels of the validation cases, kept on disk while they are gone through as often as one likes."""
     for left in folder.glob(".logits-*"):  # by a process that was killed: the lock of the run is ours
         shutil.rmtree(left, ignore_errors=True)

@@ -2,7 +2,8 @@
 
 Reading order: `config` (a run as one frozen object), `preprocessing` (images made ready, and the way back), `data`
 (patches, drawn anew from seed, epoch and index), `loop` (the whole of it), `log`, `checkpoint`, `distributed`,
-`inference` (a network on whole images), `runs` (a trained run that predicts and is evaluated).
+`inference` (a network on whole images), `runs` (a trained run that predicts and is evaluated), `ensemble` (several of
+them as one).
 """
 
 from typing import TYPE_CHECKING

@@ -6,11 +6,12 @@ import hashlib
 import math
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import nibabel
 import numpy as np
@@ -42,22 +43,42 @@ from segcal.volumes.regions import Regions
 _Image: Any = nibabel.Nifti1Image  # nibabel has no types
 Side = Literal["train", "validation", "test", "all"]
 CLASSES = "classes.json"
+Look = Callable[[nn.Module, Tensor, RunConfig, torch.device], Tensor]
 _CHANNEL_FILE = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 
 
+class Source(Protocol):
+    """Where a process elsewhere finds what predicts here; names it, too."""
+
+    def load(self) -> Predictor: ...
+
+    def __hash__(self) -> int: ...
+
+
 @dataclass(frozen=True, eq=False)
-class Run:
-    """A trained run, ready to predict."""
+class Predictor(ABC):
+    """What was trained, ready to predict: a run, or several runs together."""
 
     folder: Path
     config: RunConfig
     dataset: Dataset
     split: Split
-    network: nn.Module
-    device: torch.device
     fingerprint: str
     """Of the weights, so that results of another training are not taken for this one's."""
-    checkpoint: str = BEST
+
+    @abstractmethod
+    def uncalibrated(self, case: DataCase) -> Tensor:
+        """(class, x, y, z) logits on the grid of the original image."""
+
+    @property
+    @abstractmethod
+    def source(self) -> Source:
+        """Where a process elsewhere finds it."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is told of it beside the results."""
+        return {"config": self.config.model_dump(mode="json"), "weights": self.fingerprint}
 
     def cases(self, side: Side) -> list[DataCase]:
         """The cases of a side of the split; "all" has those without labels, too."""
@@ -65,24 +86,66 @@ class Run:
             return [*self.dataset.cases, *self.dataset.unlabelled]
         names = set(getattr(self.split, side))
         if not names:
-            raise ConfigError(f"{self.folder / 'split.txt'} must have {side} cases; it has none.")
+            raise ConfigError(self._without(side))
         return [case for case in self.dataset.cases if case.name in names]
+
+    def _without(self, side: str) -> str:
+        """The sentence on a side that has no cases."""
+        return f"{self.folder / 'split.txt'} must have {side} cases; it has none."
 
     def logits(self, case: DataCase, calibrator: Calibrator | None = None) -> Tensor:
         """(class, x, y, z) on the grid of the original image, calibrated if asked for."""
-        prepared = prepare_case(case, self.dataset, self.config.data, labels=False)
-        logits = predict_logits(self.network, torch.from_numpy(prepared.image), self.config, self.device)
-        restored = restore(logits, prepared.geometry)
-        if calibrator is None:
-            return restored
-        return transform_volume(calibrator, restored, np.array(prepared.geometry.orientation))
+        logits = self.uncalibrated(case)
+        return logits if calibrator is None else transform_volume(calibrator, logits, _orientation(case))
 
     def logits_and_labels(self, side: Side) -> Iterator[tuple[Tensor, Tensor]]:
         """(class, x, y, z) logits and (x, y, z) class indices of each case, turned as calibrators take them."""
         for case in self.cases(side):
-            orientation = orientation_of(cast(Any, nibabel.load(case.images[0])).affine)
+            orientation = _orientation(case)
             labels = torch.from_numpy(read_labels(case, self.dataset))
             yield turn(self.logits(case), orientation), turn(labels[None], orientation)[0]
+
+
+def _orientation(case: DataCase) -> Any:
+    return orientation_of(cast(Any, nibabel.load(case.images[0])).affine)
+
+
+@dataclass(frozen=True, eq=False)
+class Run(Predictor):
+    """A trained run, ready to predict."""
+
+    network: nn.Module
+    device: torch.device
+    checkpoint: str = BEST
+
+    def uncalibrated(self, case: DataCase, look: Look = predict_logits) -> Tensor:
+        """(class, x, y, z) logits on the grid of the original image; `look` slides the network over a prepared one."""
+        prepared = prepare_case(case, self.dataset, self.config.data, labels=False)
+        logits = look(self.network, torch.from_numpy(prepared.image), self.config, self.device)
+        return restore(logits, prepared.geometry)
+
+    @property
+    def source(self) -> RunSource:
+        """Where a process elsewhere finds it."""
+        folder, root = self.folder.absolute(), self.dataset.root.absolute()
+        return RunSource(str(folder), str(root), self.checkpoint, self.fingerprint)
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """A run for a process elsewhere, which must see the same files."""
+
+    folder: str
+    root: str
+    checkpoint: str
+    fingerprint: str
+
+    def load(self) -> Run:
+        """The run; FileError where its weights are others there."""
+        run = load_run(self.folder, root=self.root, checkpoint=self.checkpoint)
+        if run.fingerprint != self.fingerprint:
+            raise FileError(f"{run.folder / self.checkpoint} must be the same file everywhere; another is seen here.")
+        return run
 
 
 def load_run(
@@ -94,9 +157,12 @@ def load_run(
 ) -> Run:
     """A run that `train` wrote; `root` says where its data lie now, if they have moved.
 
-    Without its data it predicts other images, and has no cases of its own.
+    A file in the folder, as RUN/last.pt, is the run with that checkpoint. Without its data a run predicts other images,
+    and has no cases of its own.
     """
     folder = Path(folder)
+    if folder.is_file():
+        folder, checkpoint = folder.parent, folder.name
     if not (folder / "config.toml").is_file():
         raise FileError(f"{folder} must be the folder of a run; it has no config.toml.")
     config = read_config(folder / "config.toml")
@@ -116,7 +182,7 @@ def load_run(
         raise FileError(f"{path} must fit the network of config.toml; {str(error).splitlines()[0]}") from error
     split = read_split(folder / "split.txt", dataset) if with_data else Split((), (), ())
     fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return Run(folder, config, dataset, split, network.to(device).eval(), device, fingerprint, checkpoint)
+    return Run(folder, config, dataset, split, fingerprint, network.to(device).eval(), device, checkpoint)
 
 
 def remember(folder: Path, dataset: Dataset) -> None:
@@ -159,7 +225,7 @@ def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]
 
 
 def predict(
-    run: Run,
+    run: Predictor,
     out: str | os.PathLike[str],
     *,
     side: Side = "test",
@@ -202,7 +268,7 @@ def predict(
 
 
 def evaluate_run(
-    run: Run,
+    run: Predictor,
     out: str | os.PathLike[str],
     *,
     side: Side = "test",
@@ -219,19 +285,16 @@ def evaluate_run(
     options = measuring_options(run.dataset, run.config)
     cases = [case for case in run.cases(side) if case.label is not None]
     fitted = {case.name: calibrator[case.name] if isinstance(calibrator, Mapping) else calibrator for case in cases}
-    there = (str(run.folder.absolute()), str(run.dataset.root.absolute()), run.checkpoint, run.fingerprint)
+    there = None if executor is None else run.source
 
     def job(case: DataCase) -> CaseJob:
         own = fitted[case.name]
         key = _key(run, case, None if own is None else own.fingerprint, "sums", str(options))
-        if executor is None:
+        if there is None:
             return CaseJob(case.name, key, _measure_case, (run, case, own, options))
         return CaseJob(case.name, key, _measure_there, (there, own, options))
 
-    about = {
-        "config": run.config.model_dump(mode="json"), "side": side, "weights": run.fingerprint,
-        "calibrator": _told(calibrator), "split_note": run.split.note,
-    }  # fmt: skip
+    about = {**run.about, "side": side, "calibrator": _told(calibrator), "split_note": run.split.note}
     jobs = [job(case) for case in cases]
     return measure_cohort(
         jobs, options, Path(out), executor=executor or in_turn, provenance={"run": about}, progress=progress
@@ -247,7 +310,7 @@ def _told(calibrator: Calibrator | Mapping[str, Calibrator] | None) -> str | Non
 
 
 def _measure_case(
-    run: Run, case: DataCase, calibrator: Calibrator | None, options: Options, name: str, part: Path
+    run: Predictor, case: DataCase, calibrator: Calibrator | None, options: Options, name: str, part: Path
 ) -> None:
     with unchanged(case.files):
         labels = read_labels(case, run.dataset)
@@ -257,24 +320,19 @@ def _measure_case(
     sums.save(part, name, case.files)
 
 
-def _measure_there(
-    source: tuple[str, str, str, str], calibrator: Calibrator | None, options: Options, name: str, part: Path
-) -> None:
-    """Elsewhere, where the run is loaded once by each process."""
-    run = _run_there(*source)
+def _measure_there(source: Source, calibrator: Calibrator | None, options: Options, name: str, part: Path) -> None:
+    """Elsewhere, where what predicts is loaded once by each process."""
+    run = _loaded(source)
     (case,) = (case for case in run.dataset.cases if case.name == name)
     _measure_case(run, case, calibrator, options, name, part)
 
 
 @lru_cache(maxsize=1)
-def _run_there(folder: str, root: str, checkpoint: str, fingerprint: str) -> Run:
-    run = load_run(folder, root=root, checkpoint=checkpoint)
-    if run.fingerprint != fingerprint:
-        raise FileError(f"{run.folder / checkpoint} must be the same file everywhere; another one is seen here.")
-    return run
+def _loaded(source: Source) -> Predictor:
+    return source.load()
 
 
-def _key(run: Run, case: DataCase, calibrator: str | None, *what: str) -> str:
+def _key(run: Predictor, case: DataCase, calibrator: str | None, *what: str) -> str:
     """Names a result: other weights, files, settings or another calibrator give another key."""
     files = [stamp(path) for path in case.files]
     return key_of(__version__, run.fingerprint, run.config.hash, case.name, files, what, calibrator)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.errors import ConfigError, FileError
+from segcal.errors import ConfigError, FileError, GridError, ShapeError
 from segcal.volumes.arrays import StoredArray, read_array
+from segcal.volumes.averaging import Averaging
 from segcal.volumes.grids import Grid, fit
-from segcal.volumes.pairing import CaseFiles
+from segcal.volumes.pairing import CaseFiles, MemberFiles
 
 PROBABILITY_KEYS = ("probabilities", "softmax", "logits", "arr_0")
 LABEL_KEYS = ("labels", "label", "segmentation", "seg", "arr_0")
@@ -54,14 +57,104 @@ class Source:
                     np.copyto(into, numbers, casting="same_kind")
 
 
+Watcher = Callable[[NDArray[Any]], None]
+
+
+class Sources:
+    """One prediction: all classes in one source, or one source for each."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self.sources = sources
+
+    @property
+    def classes(self) -> int:
+        return sum(len(source.view) for source in self.sources)
+
+    def views(self, watch: Watcher) -> list[NDArray[Any]]:
+        """Of each source, (class, x, y, z)."""
+        return [source.view for source in self.sources]
+
+    def take(self, blocks: Sequence[NDArray[Any]], watch: Watcher) -> NDArray[Any]:
+        """What blocks of the views mean, (class, voxel); the watch sees it first."""
+        values = gather(self.sources, blocks)
+        watch(values)
+        return values
+
+    def release(self) -> None:
+        """Let go of what is mapped."""
+        for source in self.sources:
+            source.stored.release()
+
+
+class Mean:
+    """The mean of several predictions on one grid, each opened by a function.
+
+    Those of compressed files, which are read whole, are added up when first asked for, one after the other, so that
+    there is one of them in memory beside the sum. Of the others there is a block each.
+    """
+
+    def __init__(self, members: Sequence[Callable[[], list[Source]]], classes: int, averaging: Averaging) -> None:
+        self.members, self.classes, self.averaging = members, classes, averaging
+        self._opened: tuple[list[Source], list[Sources]] | None = None  # the sum, if there is one; the others
+
+    def views(self, watch: Watcher) -> list[NDArray[Any]]:
+        """Of each source, (class, x, y, z); the watch sees all values that are read."""
+        total, others = self._open(watch)
+        return [*(source.view for source in total), *(view for each in others for view in each.views(watch))]
+
+    def take(
+        self, blocks: Sequence[NDArray[Any]], watch: Watcher, *, beside: NDArray[Any] | None = None
+    ) -> NDArray[Any]:
+        """The mean of blocks of the views, and of values `beside` them, (class, voxel); the watch sees all members'."""
+        summed, others = self._open(watch)
+        rest = iter(blocks)
+        terms = chain(
+            (gather([source], [next(rest)]) for source in summed),
+            () if beside is None else (self.averaging.term(beside),),
+            (self.averaging.term(each.take([next(rest) for _ in each.sources], watch)) for each in others),
+        )
+        return self.averaging.finish(reduce(np.add, terms), len(self.members) + (beside is not None))
+
+    def release(self) -> None:
+        """Let go of what is mapped."""
+        for each in self._opened[1] if self._opened else ():
+            each.release()
+
+    def _open(self, watch: Watcher) -> tuple[list[Source], list[Sources]]:
+        if self._opened is None:
+            total: NDArray[Any] | None = None
+            others = []
+            for load in self.members:
+                sources = load()
+                if all(source.stored.mapping is not None for source in sources):
+                    others.append(Sources(sources))
+                else:
+                    total = self._added(total, Sources(sources), watch)
+            self._opened = [] if total is None else [Source(total, StoredArray(total))], others
+        return self._opened
+
+    def _added(self, total: NDArray[Any] | None, member: Sources, watch: Watcher) -> NDArray[Any]:
+        """The sum with one member more, slab by slab."""
+        first = member.sources[0]
+        if total is None:
+            total = np.zeros_like(first.view, first.type, shape=(self.classes, *first.view.shape[1:]), subok=False)
+        views = in_stored_order(total, *member.views(watch))
+        for box in boxes(views[0].shape[1:], _SCAN_VOXELS):
+            into, *blocks = (view[(slice(None), *box)] for view in views)
+            into += self.averaging.term(member.take(blocks, watch)).reshape(into.shape)
+        return total
+
+
 class Case:
     """Probabilities and labels of one case on one grid, to be read in slabs; close it, or use it in a with block."""
 
-    def __init__(self, name: str, sources: list[Source], label: StoredArray, label_view: NDArray[Any], grid: Grid):
+    def __init__(
+        self, name: str, prediction: Sources | Mean, label: StoredArray, label_view: NDArray[Any], grid: Grid
+    ) -> None:
         self.name = name
         self.grid = grid
-        self.classes = sum(len(source.view) for source in sources)
-        self._sources = sources
+        self.classes = prediction.classes
+        self._prediction = prediction
         self._label: StoredArray | None = label
         self._label_view = label_view
         self.watch: Callable[[NDArray[Any]], None] = lambda probabilities: None
@@ -75,8 +168,7 @@ class Case:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The lengths of the axes in the order in which slabs go through them, the last one fastest."""
-        views = in_stored_order(self._label_view, *(source.view for source in self._sources))
-        return views[0].shape[1:]
+        return in_stored_order(*self._views())[0].shape[1:]
 
     def slabs(self, most_voxels: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Probabilities (class, voxel) and labels (voxel) or (region, voxel), of at most `most_voxels` voxels each.
@@ -86,15 +178,18 @@ class Case:
         """
         if most_voxels < 1:
             raise ConfigError(f"most_voxels must be at least 1; got {most_voxels}.")
-        views = in_stored_order(self._label_view, *(source.view for source in self._sources))
+        views = in_stored_order(*self._views())
         for box in boxes(views[0].shape[1:], most_voxels):
             yield self._block([view[(slice(None), *box)] for view in views])
 
     def voxels(self, box: tuple[slice, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
         """The same of a box along the axes of the grid (a third of length one for images that have two), as a copy."""
-        views = (self._label_view, *(source.view for source in self._sources))
-        probabilities, labels = self._block([view[(slice(None), *box)] for view in views])
+        probabilities, labels = self._block([view[(slice(None), *box)] for view in self._views()])
         return probabilities.copy(), labels
+
+    def _views(self) -> list[NDArray[Any]]:
+        """Of labels and predictions, all on the grid."""
+        return [self._label_view, *self._prediction.views(self.watch)]
 
     def _block(self, views: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Probabilities and labels of a block of the labels and of each source; what was mapped is let go."""
@@ -102,15 +197,15 @@ class Case:
         if label is None:
             raise FileError(f"{self.name}: the case must be open; it has been closed.")
         label_view, *blocks = views
-        probabilities, labels = gather(self._sources, blocks), whole_numbers(self.name, label_view, label)
-        self.watch(probabilities)
-        for stored in (label, *(source.stored for source in self._sources)):
-            stored.release()
+        probabilities = self._prediction.take(blocks, self.watch)
+        labels = whole_numbers(self.name, label_view, label)
+        label.release()
+        self._prediction.release()
         return probabilities, labels if len(labels) > 1 else labels[0]
 
     def close(self) -> None:
         """Let go of files and memory."""
-        self._label, self._sources, self._label_view = None, [], np.empty(0)
+        self._label, self._prediction, self._label_view = None, Sources([]), np.empty(0)
 
     def __enter__(self) -> Case:
         return self
@@ -139,16 +234,61 @@ def open_case(files: CaseFiles) -> Case:
 
     Integer maps are read as their makers meant them: with the scale of a NIfTI header where there is one, otherwise
     uint8 as 255ths and uint16 as 65535ths. Zeros and ones that choose one class per voxel, or are a single class, are
-    taken as they are.
+    taken as they are. With members, the probabilities are their mean.
     """
     try:
         label = read_array(files.label, keys=LABEL_KEYS)
+        if files.members:
+            return _open_mean(files, label)
         predictions = [read_array(path, keys=PROBABILITY_KEYS) for path in files.predictions]
     except FileError as error:
         raise FileError(f"{files.name}: {error}") from error
     label_view, views, grid = fit(files.name, label, predictions)
     sources = [Source(view, stored) for view, stored in zip(views, predictions, strict=True)]
-    return Case(files.name, with_full_scale(files.name, sources), label, label_view, grid)
+    return Case(files.name, Sources(with_full_scale(files.name, sources)), label, label_view, grid)
+
+
+def _open_mean(files: CaseFiles, label: StoredArray) -> Case:
+    """The mean of the case's members, which must have the same classes and lie on the grid of the label."""
+    members = (MemberFiles(files.predictions[0].parent, files.predictions), *files.members)
+    fitted = []
+    for member in members:
+        if not member.predictions:
+            raise FileError(f"every member must have a prediction of the case; {member.folder} has none. Predict it.")
+        fitted.append(_fit_member(files.name, label, member, peek=True))
+    label_view, _, grid = fitted[0][1]
+    numbers = [sum(len(view) for view in views) for _, (_, views, _) in fitted]
+    for member, number, (_, (own, _, _)) in zip(members, numbers, fitted, strict=True):
+        if number != numbers[0]:
+            raise ShapeError(
+                f"{files.name}: members must have the same classes; {members[0].folder} has {numbers[0]} channels and "
+                f"{member.folder} {number}."
+            )
+        if own.__array_interface__ != label_view.__array_interface__:
+            raise GridError(f"{files.name}: labels must be read alike for all members; {member.folder} differs.")
+
+    def load(member: MemberFiles) -> list[Source]:
+        stored, (_, views, _) = _fit_member(files.name, label, member)
+        return with_full_scale(_of(files.name, member), list(map(Source, views, stored)))
+
+    doubts = tuple(sorted({doubt for _, (_, _, own) in fitted for doubt in own.doubts}))
+    mean = Mean([partial(load, member) for member in members], numbers[0], files.averaging)
+    return Case(files.name, mean, label, label_view, replace(grid, doubts=doubts))
+
+
+def _fit_member(
+    case: str, label: StoredArray, member: MemberFiles, *, peek: bool = False
+) -> tuple[list[StoredArray], tuple[NDArray[Any], list[NDArray[Any]], Grid]]:
+    """A member's arrays, and what `fit` says of them; what is wrong is told with its folder."""
+    try:
+        stored = [read_array(path, keys=PROBABILITY_KEYS, peek=peek) for path in member.predictions]
+    except FileError as error:
+        raise FileError(f"{member.folder}: {error}") from error
+    return stored, fit(_of(case, member), label, stored)
+
+
+def _of(case: str, member: MemberFiles) -> str:
+    return f"{case}, {member.folder}"
 
 
 def count_channels(files: CaseFiles) -> int:

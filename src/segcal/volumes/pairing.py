@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from segcal.errors import FileError
 from segcal.volumes.arrays import stem_of
+from segcal.volumes.averaging import PLAIN, Averaging
 
 _LABEL_WORDS = "gt|seg|label|labels|mask|segmentation"
 _PROBABILITY_WORDS = "prob|probs|proba|probability|probabilities|softmax|sigmoid|logits"
@@ -28,12 +29,35 @@ Rule = Callable[[Sequence[Numbered]], bool]
 
 
 @dataclass(frozen=True)
+class MemberFiles:
+    """The files of one more prediction of a case, and where they were looked for; none where there are none."""
+
+    folder: Path
+    predictions: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
 class CaseFiles:
-    """The files of one case: one prediction, or one per class in class order, and its label."""
+    """The files of one case: one prediction, or one per class in class order, and its label.
+
+    With `members`, what is predicted is the mean of the first and of these.
+    """
 
     name: str
     predictions: tuple[Path, ...]
     label: Path
+    members: tuple[MemberFiles, ...] = ()
+    averaging: Averaging = PLAIN
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file that is read."""
+        return (*self.predictions, self.label, *(path for member in self.members for path in member.predictions))
+
+    def absolute(self) -> CaseFiles:
+        """The same for those who have another current folder."""
+        members = tuple(MemberFiles(each.folder, _absolute(each.predictions)) for each in self.members)
+        return replace(self, predictions=_absolute(self.predictions), label=self.label.absolute(), members=members)
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,23 @@ class Pairing:
     cases: tuple[CaseFiles, ...]
     unpaired_predictions: tuple[str, ...] = ()
     unpaired_labels: tuple[str, ...] = ()
+
+    def averaged(self, members: Mapping[Path, Pairing], averaging: Averaging) -> Pairing:
+        """The same cases, each the mean of its prediction and of those that other folders have for its label."""
+        found = {folder: {case.label: case.predictions for case in own.cases} for folder, own in members.items()}
+        cases = (
+            replace(
+                case,
+                members=tuple(MemberFiles(folder, files.get(case.label, ())) for folder, files in found.items()),
+                averaging=averaging,
+            )
+            for case in self.cases
+        )
+        return replace(self, cases=tuple(cases))
+
+
+def _absolute(paths: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(path.absolute() for path in paths)
 
 
 @dataclass(frozen=True, eq=False)

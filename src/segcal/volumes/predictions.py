@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal._io.files import new_file, writing
-from segcal.errors import ConfigError, FileError, ShapeError
+from segcal.errors import ConfigError, FileError, GridError, ShapeError
 from segcal.volumes.arrays import (
     EXTENSIONS,
     NNUNET_KEYS,
+    Geometry,
     StoredArray,
     read_array,
     refuse_objects,
     stem_of,
 )
-from segcal.volumes.cases import PROBABILITY_KEYS, Source, boxes, gather, in_stored_order, with_full_scale
-from segcal.volumes.grids import Grid, arrange, space_of_one_class
+from segcal.volumes.averaging import PLAIN, Averaging
+from segcal.volumes.cases import (
+    PROBABILITY_KEYS,
+    Mean,
+    Source,
+    Watcher,
+    boxes,
+    gather,
+    in_stored_order,
+    with_full_scale,
+)
+from segcal.volumes.grids import Grid, arrange, fit, space_of_one_class
 from segcal.volumes.mismatch import files_in
 from segcal.volumes.pairing import Claim, Numbered, claims_of_predictions, is_array, name_of_prediction
 from segcal.volumes.writing import FLOAT32, Form, fill, own_form, room_for, write_like, write_maps, write_npy
@@ -50,16 +62,25 @@ class PredictionFiles:
     name: str
     predictions: tuple[Path, ...]
     reference: Path | None = None
+    members: tuple[PredictionFiles, ...] = ()
+    """Further predictions of the case: what `Prediction.rewrite` changes is the mean of all."""
+    averaging: Averaging = PLAIN
+    lacking: tuple[Path, ...] = ()
+    """Folders in which a member was looked for, and is not."""
 
     @property
     def all(self) -> tuple[Path, ...]:
         """Every file that is read."""
-        return self.predictions if self.reference is None else (*self.predictions, self.reference)
+        own = self.predictions if self.reference is None else (*self.predictions, self.reference)
+        return (*own, *(path for member in self.members for path in member.all))
 
     def absolute(self) -> PredictionFiles:
         """The same for those who have another current folder."""
         reference = None if self.reference is None else self.reference.absolute()
-        return PredictionFiles(self.name, tuple(path.absolute() for path in self.predictions), reference)
+        predictions = tuple(path.absolute() for path in self.predictions)
+        return replace(
+            self, predictions=predictions, reference=reference, members=tuple(each.absolute() for each in self.members)
+        )
 
 
 def find_predictions(path: Path, *, classes: int | None = None) -> list[PredictionFiles]:
@@ -82,6 +103,27 @@ def find_predictions(path: Path, *, classes: int | None = None) -> list[Predicti
         raise FileError(f"{path} must hold predictions, as {', '.join(EXTENSIONS)} files; it holds {files_in(path)}.")
     named = _by_name(_without_decisions(claims))
     return [PredictionFiles(name, files, _reference(files, name)) for name, files in sorted(named.items())]
+
+
+def with_members(
+    first: Sequence[PredictionFiles], others: Mapping[Path, Sequence[PredictionFiles]], averaging: Averaging
+) -> list[PredictionFiles]:
+    """Predictions, each with those of the same name in other folders; one that a folder lacks fails when it is opened.
+
+    Where both are a single file, they belong together whatever their names.
+    """
+    named = {folder: {files.name: files for files in found} for folder, found in others.items()}
+
+    def joined(files: PredictionFiles) -> PredictionFiles:
+        alone = len(first) == 1
+        found = {
+            path: own[0] if alone and path.is_file() else named[path].get(files.name) for path, own in others.items()
+        }
+        members = tuple(member for member in found.values() if member is not None)
+        lacking = tuple(path for path, member in found.items() if member is None)
+        return replace(files, members=members, averaging=averaging, lacking=lacking)
+
+    return [joined(files) for files in first]
 
 
 def _are_classes(files: Sequence[Numbered], classes: int | None) -> bool:
@@ -165,6 +207,10 @@ def open_prediction(files: PredictionFiles, *, classes: int | None = None) -> Pr
     Only headers are read. Without `classes` the last axis of a NIfTI image of four, and the first of another array
     is that of classes.
     """
+    if files.lacking:
+        raise FileError(
+            f"{files.name}: every member must have a prediction of the case; {files.lacking[0]} has none. Predict it."
+        )
     with _naming(files.name):
         stored = [read_array(path, keys=PROBABILITY_KEYS, peek=True) for path in files.predictions]
         reference = None if files.reference is None else read_array(files.reference, peek=True)
@@ -188,6 +234,14 @@ class Prediction:
         self._reversed = stored[0].key in NNUNET_KEYS and reference is None
         views, self.grid = self._arrange(stored)
         self.classes = sum(len(view) for view in views)
+        self.watch: Watcher = lambda values: None
+        """Sees all (class, voxel) values that are rewritten, those of each member."""
+        self._others = None
+        if files.members:
+            others = [open_prediction(member, classes=classes) for member in files.members]
+            for other in others:
+                self._sources_of(other, peek=True)  # refuses what lies elsewhere
+            self._others = Mean([partial(self._sources_of, other) for other in others], self.classes, files.averaging)
 
     def read(self) -> NDArray[Any]:
         """The values (class, x, y, z) as meant, float32, or float64 where a file is; yours to write to.
@@ -299,7 +353,7 @@ class Prediction:
         unfit: set[int] = set()
         reaching: set[int] = set()  # beyond one step of a scale that no header tells
         for box in [_WHOLE] if most_voxels is None else _boxes_along(sources[0].view, most_voxels):
-            values = _values(sources, box)
+            values = self._meant(sources, box)
             changed = change(values)
             if changed.shape != values.shape:
                 raise ShapeError(f"{self.name}: values must have the shape {values.shape}; got {changed.shape}.")
@@ -313,6 +367,52 @@ class Prediction:
         if not unscaled & reaching:
             unfit |= unscaled  # zeros and ones would mean 0 and 1
         return new, unfit
+
+    def _meant(self, sources: list[Source], box: tuple[slice, ...]) -> NDArray[Any]:
+        """The values (class, x, y, z) in a box, of several members their mean."""
+        values = _values(sources, box)
+        flat = values.reshape(len(values), -1)
+        self.watch(flat)
+        if self._others is None:
+            return values
+        blocks = [view[:, *box] for view in self._others.views(self.watch)]
+        mean = self._others.take(blocks, self.watch, beside=flat)
+        self._others.release()
+        return mean.reshape(values.shape)
+
+    def _sources_of(self, other: Prediction, *, peek: bool = False) -> list[Source]:
+        """Another prediction on the grid of this one, turned where it is stored so; GridError where it lies elsewhere.
+
+        Where this one does not say where its voxels lie, the shape must be the same.
+        """
+        name = f"{self.name}, {other._files[0].parent}"
+        with _naming(name):
+            stored = [read_array(path, keys=PROBABILITY_KEYS, peek=peek) for path in other._files]
+        try:
+            views = other._arrange(stored)[0]
+            if self.grid.affine is not None:
+                beside = is_array(other._files[0]) and other.grid.affine is not None
+                placed = [other._placed(np.moveaxis(view, 0, -1)) for view in views] if beside else stored
+                views = fit(name, self._placed(np.broadcast_to(np.uint8(0), self.grid.shape)), placed)[1]
+        except GridError:
+            views = []
+        if not views or views[0].shape[1:] != self.shape:
+            here, there = (f"{' x '.join(map(str, grid.shape))} voxels" for grid in (self.grid, other.grid))
+            raise GridError(
+                f"{name}: members must lie on one grid; the first is {here} and this {there}, or elsewhere."
+            )
+        if sum(len(view) for view in views) != self.classes:
+            raise ShapeError(f"{name}: members must have the same classes; the first has {self.classes} channels.")
+        sources = list(map(Source, views, stored))
+        return sources if peek else with_full_scale(name, sources)
+
+    def _placed(self, values: NDArray[Any]) -> StoredArray:
+        """Values along the axes of the grid as an image that says where they lie."""
+        affine = self.grid.affine
+        assert affine is not None  # asked for where it is known
+        bare = bool(np.array_equal(np.abs(affine), np.eye(4)))
+        zooms = self.grid.spacing_mm or (1.0,) * len(self.grid.shape)
+        return StoredArray(values, geometry=Geometry((affine,), zooms, bare))
 
     def _image_beside(self) -> Path:
         """The label map beside an array, which says where its voxels lie."""
