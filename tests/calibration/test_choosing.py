@@ -62,7 +62,20 @@ def test_nothing_is_taken_where_nothing_helps(truth):
     hot, same = measured(logits / 2, labels), measured(logits, labels)
     found = choose(measured(logits, labels), {"hot": hot, "same": same})
     assert found.taken == UNCHANGED
-    assert found.trials[2].refused == "ACE falls by no more than its standard error over patients"
+    assert found.trials[2].refused == "ACE falls by no more than chance"
+
+
+def test_a_rise_within_chance_is_none_and_a_large_one_always_is(truth):
+    """Half of the patients are calibrated better, half worse: the mean rises a little, and that says nothing."""
+    logits, labels = truth
+    sign = torch.tensor([1.0, -1.0] * (len(CASES) // 2))[:, None, None]
+    noise = 0.05 * sign * torch.randn(logits.shape, generator=torch.Generator().manual_seed(3))
+    found = choose(measured(logits, labels), {"noisy": measured(logits + noise.abs() * sign, labels)})
+    rise = found.trials[1].values["nll"] / found.trials[0].values["nll"] - 1
+    assert 0 < rise < 0.01
+    assert not found.trials[1].refused.startswith("NLL")
+    worse = choose(measured(logits, labels), {"hot": measured(logits / 1.6, labels)})
+    assert worse.trials[1].refused.startswith("NLL rises by")
 
 
 def test_bins_must_stay_occupied(truth):

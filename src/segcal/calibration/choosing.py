@@ -1,7 +1,8 @@
 """Which calibrator to take: candidates, cross-validated over patients, under a rule that ACE alone cannot game.
 
-No overlap may be lost, neither likelihood nor Brier score may get worse, and the bins must stay occupied; among the
-candidates that hold this the one with the lowest ACE is taken, and none where that is no lower than chance allows.
+No overlap may be lost, neither likelihood nor Brier score may get worse by more than chance allows, and the bins must
+stay occupied; among the candidates that hold this the one with the lowest ACE is taken, and none where that is no lower
+than chance allows. Chance: the standard error, over patients, of the difference.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ MOST_PATIENTS = 40
 METRICS = ("dice", "ace", "occupied", "nll", "brier")
 LEAST_OCCUPIED = 0.98  # of the bins that were occupied before
 ROUNDING = 1e-9  # of sums over voxels, relative
+MOST_CHANCE = 0.01  # of a score: a larger rise is never chance, however few the patients
 
 
 class Candidate(NamedTuple):
@@ -95,8 +97,8 @@ def choose(before: Evaluation, after: Mapping[str, Evaluation], *, patients: str
     for name, evaluation in after.items():
         found = _by_patient(evaluation, patients)
         values = {metric: _mean(of_patients) for metric, of_patients in found.items()}
-        falls = own["ace"] - found["ace"]
-        trials.append(Trial(name, values, _against(trials[0].values, values, falls[~falls.isnan()])))
+        errors = {metric: _standard_error(found[metric] - own[metric]) for metric in METRICS}
+        trials.append(Trial(name, values, _against(trials[0].values, values, errors)))
     allowed = [trial for trial in trials[1:] if not trial.refused]
     if not allowed:
         return Choice(tuple(trials), UNCHANGED, "no candidate lowers the ACE without a cost: nothing is changed")
@@ -133,16 +135,21 @@ def _mean(of_patients: torch.Tensor) -> float:
     return of_patients.nanmean().item()
 
 
-def _against(own: Mapping[str, float], found: Mapping[str, float], falls: torch.Tensor) -> str:
-    """What speaks against a candidate, by the rule; nothing: it may be taken. `falls` are those of the ACE."""
+def _standard_error(differences: torch.Tensor) -> float:
+    """Of the mean over patients; infinite for a single one."""
+    known = differences[~differences.isnan()]
+    return float(known.std() / math.sqrt(len(known))) if len(known) > 1 else math.inf
+
+
+def _against(own: Mapping[str, float], found: Mapping[str, float], errors: Mapping[str, float]) -> str:
+    """What speaks against a candidate, by the rule; nothing: it may be taken. `errors` are those of the differences."""
     if found["dice"] < own["dice"] * (1 - ROUNDING):
         return "overlap is lost"
     for metric in ("nll", "brier"):
-        if found[metric] > own[metric] * (1 + ROUNDING):
-            return f"{Column(metric, '').name} rises by {found[metric] / own[metric] - 1:.2%}"
+        if found[metric] - own[metric] > min(errors[metric], MOST_CHANCE * own[metric]):
+            return f"{Column(metric, '').name} rises by {found[metric] / own[metric] - 1:.1%}"
     if found["occupied"] < LEAST_OCCUPIED * own["occupied"]:
         return f"only {found['occupied'] / own['occupied']:.0%} of the bins stay occupied"
-    chance = float(falls.std() / math.sqrt(len(falls))) if len(falls) > 1 else math.inf
-    if not float(falls.mean()) > chance:
-        return "ACE falls by no more than its standard error over patients"
+    if not own["ace"] - found["ace"] > errors["ace"]:
+        return "ACE falls by no more than chance"
     return ""
