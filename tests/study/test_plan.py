@@ -118,7 +118,9 @@ def test_a_sweep_trains_each_setting_once(folder):
 
 def test_the_shipped_studies_are_those_of_the_paper():
     shipped = shipped_studies()
-    assert list(shipped) == ["acdc-small", "hippocampus", "paper", "phantom", "phantom-sensitivity", "sensitivity"]
+    assert list(shipped) == [
+        "acdc-small", "hippocampus", "hippocampus-balanced", "paper", "phantom", "phantom-sensitivity", "sensitivity",
+    ]  # fmt: skip
     five = ("dice-ce", "ce", "dice-ce + temperature", "hard-ace", "soft-ace")
     for name in ("acdc-small", "paper", "phantom"):
         assert shipped[name].config.methods == five

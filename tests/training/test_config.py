@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 
 import layouts
@@ -74,13 +76,29 @@ def test_what_is_left_open_is_the_papers_for_the_dataset(
 @pytest.mark.parametrize(
     ("method", "weights", "kernel"),
     [("dice-ce", (1, 1, 0), "hard"), ("ce", (0, 1, 0), "hard"), ("hard-ace", (1, 1, 1), "hard"),
-     ("soft-ace", (1, 1, 1), "triangular")],
+     ("soft-ace", (1, 1, 1), "triangular"), ("balanced", (1, 1, 0.3), "triangular")],
 )  # fmt: skip
 def test_a_method_is_a_setting_of_the_loss(method, weights, kernel):
     loss = config(method=method).loss
     assert (loss.dice, loss.ce, loss.ace.weight) == weights
     assert loss.ace.kernel == kernel
-    assert set(METHODS) == {"dice-ce", "ce", "hard-ace", "soft-ace"}
+    assert set(METHODS) == {"dice-ce", "ce", "hard-ace", "soft-ace", "balanced"}
+
+
+def test_runs_of_before_there_was_a_late_beginning_keep_their_names():
+    """The hash of these settings as segcal 0.2 had it, for which the key did not exist."""
+    plain = config(method="soft-ace")
+    content = plain.model_dump(mode="json")
+    for section, key in (("data", "root"), ("training", "loader_workers")):
+        del content[section][key]
+    del content["loss"]["ace"]["begin"]
+    assert plain.hash == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    assert config(method="soft-ace", changes=["loss.ace.begin=0.5"]).hash != plain.hash
+
+
+def test_a_term_that_begins_late_needs_another_one_before():
+    with pytest.raises(ConfigError, match="must have dice or ce to train with"):
+        config(method="soft-ace", changes=["loss.dice=0", "loss.ce=0", "loss.ace.begin=0.5"])
 
 
 def test_defaults_yield_to_the_preset_to_the_method_to_the_file_to_changes(tmp_path):

@@ -26,7 +26,7 @@ def train(
     config: Annotated[Path | None, typer.Option(help="A run's .toml file.")] = None,
     dataset: Annotated[str | None, typer.Option(help="A dataset that `segcal datasets` lists.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the download.")] = None,
-    method: Annotated[str | None, typer.Option(help="dice-ce, ce, hard-ace or soft-ace.")] = None,
+    method: Annotated[str | None, typer.Option(help="dice-ce, ce, hard-ace, soft-ace or balanced.")] = None,
     preset: Annotated[str, typer.Option(help="paper, or small: a network for two CPU cores.")] = "paper",
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As loss.ace.weight=0.3; may be repeated.")
