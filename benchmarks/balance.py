@@ -12,15 +12,19 @@ cases, seeds and divisions; intervals are over patients. Writes benchmarks/resul
 from __future__ import annotations
 
 import argparse
+import atexit
 import csv
 import math
 import random
+import shutil
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
@@ -63,11 +67,17 @@ def main() -> None:
     options.add_argument("--root", type=Path, help="where the dataset lies")
     options.add_argument("--divisions", type=int, default=5, help="of held-out patients, into fit and test")
     options.add_argument("--halves", action="store_true", help="divisions come in pairs: each half fits the other")
+    options.add_argument("--keep", type=Path, help="a file of values, to which later calls with other studies add")
     asked = options.parse_args()
+    kept = torch.load(asked.keep) if asked.keep and asked.keep.exists() else ({}, {}, {})
     found: dict[tuple[str, str], dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
-    micro: dict[tuple[str, str], list[float]] = defaultdict(list)
-    seconds: dict[str, list[float]] = defaultdict(list)
-    for split in splits(asked.studies, asked.root):
+    for key, by_patient in kept[0].items():
+        found[key].update(by_patient)
+    micro: dict[tuple[str, str], list[float]] = defaultdict(list, kept[1])
+    seconds: dict[str, list[float]] = defaultdict(list, kept[2])
+    place = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, place)
+    for split in splits(asked.studies, asked.root, place):
         patients = sorted({case.patient for case in next(iter(split.values())).values()})
         for division in range(asked.divisions):
             order = list(patients)
@@ -78,15 +88,26 @@ def main() -> None:
                 for calibrator, rows, pooled, taken_s in measured(system, split, fit):
                     key = system.name, calibrator
                     for patient, row in rows:
-                        found[key][patient].append(row)
+                        found[key].setdefault(patient, []).append(row)
                     micro[key].append(pooled)
                     if taken_s:
                         seconds[calibrator].append(taken_s)
             print(f"division {division + 1} of {asked.divisions} done", flush=True)
             write(asked.name, found, micro, seconds)
+    if asked.keep:
+        torch.save(
+            ({key: dict(by_patient) for key, by_patient in found.items()}, dict(micro), dict(seconds)), asked.keep
+        )
 
 
-def splits(studies: list[Path], root: Path | None) -> Iterator[dict[tuple[str, int], dict[str, Held]]]:
+def on_disk(values: Tensor, folder: Path) -> Tensor:
+    """The same values, mapped from a file: hundreds of cases need not fit in memory."""
+    path = folder / f"{len(list(folder.iterdir()))}.npy"
+    np.save(path, values.numpy())
+    return torch.from_numpy(np.load(path, mmap_mode="c"))
+
+
+def splits(studies: list[Path], root: Path | None, place: Path) -> Iterator[dict[tuple[str, int], dict[str, Held]]]:
     """For each division into training and other patients the held-out cases by (method, seed) and name."""
     folders: dict[Any, list[Path]] = defaultdict(list)
     for study in studies:
@@ -101,7 +122,7 @@ def splits(studies: list[Path], root: Path | None) -> Iterator[dict[tuple[str, i
             cases = [case for side in ("validation", "test") for case in run.cases(side)]
             pairs = (pair for side in ("validation", "test") for pair in run.logits_and_labels(side))
             held[method, run.config.seed] = {
-                case.name: Held(case.patient, logits, labels)
+                case.name: Held(case.patient, on_disk(logits, place), labels)
                 for case, (logits, labels) in zip(cases, pairs, strict=True)
             }
             print(f"{folder.name}: {len(cases)} held-out cases", flush=True)
@@ -200,7 +221,8 @@ def write(name: str, found: Any, micro: Any, seconds: Any) -> None:
             in_points = metric == "dice"
             scale = 100.0 if in_points else 100.0 / float(own[:, i].mean())
             change = (mine[:, i] - own[:, i]) * scale
-            low, high = stats.t.interval(0.95, len(change) - 1, float(change.mean()), float(stats.sem(change)))
+            around = float(stats.t.ppf(0.975, len(change) - 1)) * float(stats.sem(change))
+            low, high = float(change.mean()) - around, float(change.mean()) + around
             row[metric] = round(float(mine[:, i].mean()), 5)
             unit = "points" if in_points else "%"
             row[f"{metric}_change_{unit}"] = round(float(change.mean()), 2)
