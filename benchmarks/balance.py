@@ -41,7 +41,8 @@ CALIBRATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "local-temperature, smoothing": ("local-temperature", SMOOTH),
     "local-temperature, smoothing, ACE weighs 3": ("local-temperature", SMOOTH | {"ace": 3.0}),
 }
-LAST = list(CALIBRATORS)[-1]
+ALL = tuple(CALIBRATORS)
+LAST = ALL[-1]
 
 
 class Held(NamedTuple):
@@ -67,6 +68,8 @@ def main() -> None:
     options.add_argument("--root", type=Path, help="where the dataset lies")
     options.add_argument("--divisions", type=int, default=5, help="of held-out patients, into fit and test")
     options.add_argument("--halves", action="store_true", help="divisions come in pairs: each half fits the other")
+    options.add_argument("--crop", action="store_true", help="to the box around all that is not surely background")
+    options.add_argument("--few", action="store_true", help="fewer calibrators")
     options.add_argument("--keep", type=Path, help="a file of values, to which later calls with other studies add")
     asked = options.parse_args()
     kept = torch.load(asked.keep) if asked.keep and asked.keep.exists() else ({}, {}, {})
@@ -78,13 +81,15 @@ def main() -> None:
     place = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, place)
     for split in splits(asked.studies, asked.root, place):
+        if asked.crop:
+            crop(split)
         patients = sorted({case.patient for case in next(iter(split.values())).values()})
         for division in range(asked.divisions):
             order = list(patients)
             random.Random(division // 2 if asked.halves else division).shuffle(order)
             half = set(order[: len(order) // 2])
             fit = half if not asked.halves or division % 2 == 0 else set(order) - half
-            for system in systems(split):
+            for system in systems(split, few=asked.few):
                 for calibrator, rows, pooled, taken_s in measured(system, split, fit):
                     key = system.name, calibrator
                     for patient, row in rows:
@@ -129,17 +134,35 @@ def splits(studies: list[Path], root: Path | None, place: Path) -> Iterator[dict
         yield held
 
 
-def systems(split: dict[tuple[str, int], Any]) -> Iterator[System]:
+def crop(split: dict[tuple[str, int], dict[str, Held]]) -> None:
+    """Cut every case to the box, and eight voxels around it, where any run or its labels see more than background."""
+    first = next(iter(split.values()))
+    for name, case in first.items():
+        seen = case.labels > 0
+        for held in split.values():
+            seen |= held[name].logits.softmax(0)[0] < 0.999
+        ranges = []
+        for axis in range(seen.ndim):
+            there = seen.movedim(axis, 0).flatten(1).any(1).nonzero()
+            ranges.append(slice(max(int(there.min()) - 8, 0), int(there.max()) + 9))
+        box = tuple(ranges)
+        for held in split.values():
+            held[name] = Held(
+                case.patient, held[name].logits[(slice(None), *box)].clone(), held[name].labels[box].clone()
+            )
+
+
+def systems(split: dict[tuple[str, int], Any], *, few: bool) -> Iterator[System]:
     methods = sorted({method for method, _ in split})
     seeds = sorted({seed for _, seed in split})
     for seed in seeds:
-        yield System("dice-ce", (("dice-ce", seed),), tuple(CALIBRATORS))
+        yield System("dice-ce", (("dice-ce", seed),), ("temperature", "local-temperature", LAST) if few else ALL)
     for other in methods[1:]:
         for seed in seeds:
-            yield System(other, ((other, seed),), (LAST,))
+            yield System(other, ((other, seed),), () if few else (LAST,))
             both = (("dice-ce", seed), (other, seed))
-            yield System(f"ensemble(dice-ce, {other})", both, ("local-temperature", LAST))
-        yield System(f"ensemble({other} over seeds)", tuple((other, seed) for seed in seeds), (LAST,))
+            yield System(f"ensemble(dice-ce, {other})", both, (LAST,) if few else ("local-temperature", LAST))
+        yield System(f"ensemble({other} over seeds)", tuple((other, seed) for seed in seeds), () if few else (LAST,))
     yield System("ensemble(dice-ce over seeds)", tuple(("dice-ce", seed) for seed in seeds), (LAST,))
     yield System("ensemble of all", tuple(split), (LAST,))
 
