@@ -1,12 +1,13 @@
 """What calibration costs in overlap and likelihood: single networks, ensembles and calibrators on held-out patients.
 
     python benchmarks/balance.py hippocampus STUDY --root DATA
-    python benchmarks/balance.py acdc STUDY OTHER_STUDY --root DATA --divisions 2 --halves
+    python benchmarks/balance.py acdc STUDY OTHER_STUDY --root DATA --divisions 2 --halves --crop
 
-Takes the trained runs of study folders (`segcal study run`): dice-ce, and soft-ace of any weight, several seeds; each
-division of a dataset into training and other patients is by itself. Patients that a run was not trained on are divided
-again, into those that calibrators are fitted to and those that all is measured on. Values are means over a patient's
-cases, seeds and divisions; intervals are over patients. Writes benchmarks/results/balance-NAME.csv.
+Takes the trained runs of study folders (`segcal study run`, or `segcal train --out STUDY/runs/NAME`): dice-ce, and
+soft-ace of any weight, several seeds. Each division of a dataset into training and other patients is by itself.
+Patients that a run was not trained on are divided again: into those that calibrators are fitted to, among them all that
+the run was validated on, and those that everything is measured on. Values are means over a patient's cases, seeds and
+divisions; intervals are over patients. Writes benchmarks/results/balance-NAME.csv.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import csv
+import gc
 import math
 import random
 import shutil
@@ -30,9 +32,11 @@ from scipy import stats
 from torch import Tensor
 
 from segcal import EvaluationAccumulator, ReadOptions, make_calibrator
+from segcal.training.config import RunConfig
 from segcal.training.runs import load_run
 
 RESULTS = Path(__file__).parent / "results"
+BASELINE = "dice-ce"
 METRICS = ("dice", "ace", "ece", "nll", "brier", "occupied")
 SMOOTH: dict[str, Any] = {"smoothing": True}
 CALIBRATORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,8 +53,12 @@ class Held(NamedTuple):
     """A case that a run was not trained on."""
 
     patient: str
+    side: str
     logits: Tensor
     labels: Tensor
+
+
+Split = dict[tuple[str, int], dict[str, Held]]  # by method and seed, then by the name of the case
 
 
 class System(NamedTuple):
@@ -61,6 +69,14 @@ class System(NamedTuple):
     calibrators: tuple[str, ...]
 
 
+class Values(NamedTuple):
+    """What was measured: by system and calibrator the rows of each patient, micro-ACE; the seconds of fits."""
+
+    rows: dict[tuple[str, str], dict[str, list[list[float]]]]
+    micro: dict[tuple[str, str], list[float]]
+    seconds: dict[str, list[float]]
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("name")
@@ -69,40 +85,19 @@ def main() -> None:
     options.add_argument("--divisions", type=int, default=5, help="of held-out patients, into fit and test")
     options.add_argument("--halves", action="store_true", help="divisions come in pairs: each half fits the other")
     options.add_argument("--crop", action="store_true", help="to the box around all that is not surely background")
-    options.add_argument("--few", action="store_true", help="fewer calibrators")
-    options.add_argument("--keep", type=Path, help="a file of values, to which later calls with other studies add")
     asked = options.parse_args()
-    kept = torch.load(asked.keep) if asked.keep and asked.keep.exists() else ({}, {}, {})
-    found: dict[tuple[str, str], dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
-    for key, by_patient in kept[0].items():
-        found[key].update(by_patient)
-    micro: dict[tuple[str, str], list[float]] = defaultdict(list, kept[1])
-    seconds: dict[str, list[float]] = defaultdict(list, kept[2])
+    found = Values(defaultdict(lambda: defaultdict(list)), defaultdict(list), defaultdict(list))
     place = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, place)
     for split in splits(asked.studies, asked.root, place):
         if asked.crop:
             crop(split)
-        patients = sorted({case.patient for case in next(iter(split.values())).values()})
         for division in range(asked.divisions):
-            order = list(patients)
-            random.Random(division // 2 if asked.halves else division).shuffle(order)
-            half = set(order[: len(order) // 2])
-            fit = half if not asked.halves or division % 2 == 0 else set(order) - half
-            for system in systems(split, few=asked.few):
-                for calibrator, rows, pooled, taken_s in measured(system, split, fit):
-                    key = system.name, calibrator
-                    for patient, row in rows:
-                        found[key].setdefault(patient, []).append(row)
-                    micro[key].append(pooled)
-                    if taken_s:
-                        seconds[calibrator].append(taken_s)
+            fit = fitted_patients(split, division, halves=asked.halves)
+            for system in systems(split):
+                measure(system, split, fit, found)
             print(f"division {division + 1} of {asked.divisions} done", flush=True)
-            write(asked.name, found, micro, seconds)
-    if asked.keep:
-        torch.save(
-            ({key: dict(by_patient) for key, by_patient in found.items()}, dict(micro), dict(seconds)), asked.keep
-        )
+            write(asked.name, found)
 
 
 def on_disk(values: Tensor, folder: Path) -> Tensor:
@@ -112,32 +107,36 @@ def on_disk(values: Tensor, folder: Path) -> Tensor:
     return torch.from_numpy(np.load(path, mmap_mode="c"))
 
 
-def splits(studies: list[Path], root: Path | None, place: Path) -> Iterator[dict[tuple[str, int], dict[str, Held]]]:
-    """For each division into training and other patients the held-out cases by (method, seed) and name."""
+def method_of(config: RunConfig) -> str:
+    """As the table names it: what the loss is."""
+    ace = config.loss.ace
+    if not ace.weight:
+        return BASELINE
+    return f"soft-ace {ace.weight:g}" + (f" from {ace.begin:.0%}" if ace.begin else "")
+
+
+def splits(studies: list[Path], root: Path | None, place: Path) -> Iterator[Split]:
+    """For each division into training and other patients its held-out cases."""
     folders: dict[Any, list[Path]] = defaultdict(list)
     for study in studies:
         for folder in sorted((study / "runs").iterdir()):
             folders[tuple((folder / "split.txt").read_text().split())].append(folder)
     for group in folders.values():
-        held = {}
+        held: Split = {}
         for folder in group:
             run = load_run(folder, root=root)
-            weight = run.config.loss.ace.weight
-            method = f"soft-ace {weight:g}" if weight else "dice-ce"
-            cases = [case for side in ("validation", "test") for case in run.cases(side)]
-            pairs = (pair for side in ("validation", "test") for pair in run.logits_and_labels(side))
-            held[method, run.config.seed] = {
-                case.name: Held(case.patient, on_disk(logits, place), labels)
-                for case, (logits, labels) in zip(cases, pairs, strict=True)
+            held[method_of(run.config), run.config.seed] = {
+                case.name: Held(case.patient, side, on_disk(logits, place), labels)
+                for side in ("validation", "test")
+                for case, (logits, labels) in zip(run.cases(side), run.logits_and_labels(side), strict=True)
             }
-            print(f"{folder.name}: {len(cases)} held-out cases", flush=True)
+            print(f"{folder.name}: read", flush=True)
         yield held
 
 
-def crop(split: dict[tuple[str, int], dict[str, Held]]) -> None:
+def crop(split: Split) -> None:
     """Cut every case to the box, and eight voxels around it, where any run or its labels see more than background."""
-    first = next(iter(split.values()))
-    for name, case in first.items():
+    for name, case in next(iter(split.values())).items():
         seen = case.labels > 0
         for held in split.values():
             seen |= held[name].logits.softmax(0)[0] < 0.999
@@ -145,46 +144,64 @@ def crop(split: dict[tuple[str, int], dict[str, Held]]) -> None:
         for axis in range(seen.ndim):
             there = seen.movedim(axis, 0).flatten(1).any(1).nonzero()
             ranges.append(slice(max(int(there.min()) - 8, 0), int(there.max()) + 9))
-        box = tuple(ranges)
         for held in split.values():
-            held[name] = Held(
-                case.patient, held[name].logits[(slice(None), *box)].clone(), held[name].labels[box].clone()
+            old = held[name]
+            held[name] = old._replace(
+                logits=old.logits[(slice(None), *ranges)].clone(), labels=old.labels[tuple(ranges)].clone()
             )
 
 
-def systems(split: dict[tuple[str, int], Any], *, few: bool) -> Iterator[System]:
-    methods = sorted({method for method, _ in split})
+def fitted_patients(split: Split, division: int, *, halves: bool) -> set[str]:
+    """Half of the patients: those for validation, and some that are drawn from the others."""
+    side_of = {case.patient: case.side for case in next(iter(split.values())).values()}
+    validation = {patient for patient, side in side_of.items() if side == "validation"}
+    others = sorted(set(side_of) - validation)
+    random.Random(division // 2 if halves else division).shuffle(others)
+    drawn = len(others) // 2 if halves else max(0, len(side_of) // 2 - len(validation))
+    half = others[:drawn] if not halves or division % 2 == 0 else others[drawn:]
+    return validation.union(half)
+
+
+def systems(split: Split) -> Iterator[System]:
+    """Single networks, means of two and of three seeds, and of dice-ce with another method of the same seed."""
     seeds = sorted({seed for _, seed in split})
-    for seed in seeds:
-        yield System("dice-ce", (("dice-ce", seed),), ("temperature", "local-temperature", LAST) if few else ALL)
-    for other in methods[1:]:
-        for seed in seeds:
-            yield System(other, ((other, seed),), () if few else (LAST,))
-            both = (("dice-ce", seed), (other, seed))
-            yield System(f"ensemble(dice-ce, {other})", both, (LAST,) if few else ("local-temperature", LAST))
-        yield System(f"ensemble({other} over seeds)", tuple((other, seed) for seed in seeds), () if few else (LAST,))
-    yield System("ensemble(dice-ce over seeds)", tuple(("dice-ce", seed) for seed in seeds), (LAST,))
-    yield System("ensemble of all", tuple(split), (LAST,))
+    methods = sorted({method for method, _ in split})
+    for method in methods:
+        mine = [seed for seed in seeds if (method, seed) in split]
+        own = method == BASELINE
+        for seed in mine:
+            yield System(method, ((method, seed),), ALL if own else (LAST,))
+        for i, seed in enumerate(mine if len(mine) > 2 else ()):
+            yield System(f"2 x {method}", ((method, seed), (method, mine[i - 1])), (LAST,))
+        for start in range(0, len(mine) - 2, 3):
+            yield System(f"3 x {method}", tuple((method, seed) for seed in mine[start : start + 3]), (LAST,))
+        for seed in mine:
+            if not own and (BASELINE, seed) in split:
+                yield System(f"{BASELINE} and {method}", ((BASELINE, seed), (method, seed)), (LAST,))
 
 
-def measured(
-    system: System, split: dict[tuple[str, int], dict[str, Held]], fit: set[str]
-) -> Iterator[tuple[str, list[tuple[str, list[float]]], float, float]]:
-    """Of each calibrator the values of each test case, micro-ACE, and the seconds of the fit."""
+def measure(system: System, split: Split, fit: set[str], found: Values) -> None:
+    """Add the values of the system on patients that nothing is fitted to, with each of its calibrators."""
     first = split[system.members[0]]
     mean = {name: mean_of([split[member][name].logits for member in system.members]) for name in first}
     to_fit = [(mean[name], case.labels.long()) for name, case in first.items() if case.patient in fit]
     test = {name: case for name, case in first.items() if case.patient not in fit}
-    yield "none", *numbers(test, mean), 0.0
-    if system.name == "dice-ce":
-        offset = {name: with_own_offsets(mean[name], case.labels) for name, case in test.items()}
-        yield "own offsets (needs labels)", *numbers(test, offset), 0.0
+
+    def add(calibrator: str, logits: dict[str, Tensor]) -> None:
+        rows, micro = numbers(test, logits)
+        for patient, row in rows:
+            found.rows[system.name, calibrator][patient].append(row)
+        found.micro[system.name, calibrator].append(micro)
+
+    add("none", mean)
+    if system.name == BASELINE:
+        add("own offsets (needs labels)", {name: with_own_offsets(mean[name], test[name].labels) for name in test})
     for calibrator in system.calibrators:
         method, settings = CALIBRATORS[calibrator]
         start = time.perf_counter()
         fitted = make_calibrator(method, **settings).fit(to_fit)
-        taken_s = time.perf_counter() - start
-        yield calibrator, *numbers(test, {name: fitted.transform(mean[name]) for name in test}), taken_s
+        found.seconds[calibrator].append(time.perf_counter() - start)
+        add(calibrator, {name: fitted.transform(mean[name]) for name in test})
 
 
 def mean_of(logits: list[Tensor]) -> Tensor:
@@ -209,11 +226,13 @@ def with_own_offsets(logits: Tensor, labels: Tensor) -> Tensor:
         return loss
 
     optimizer.step(closure)
+    gc.collect()  # an optimizer refers to itself, and keeps what it saw of the case
     moved = flat + torch.cat([torch.zeros(1, 1), offsets.detach()])
     return moved.reshape(logits.shape)
 
 
 def numbers(test: dict[str, Held], logits: dict[str, Tensor]) -> tuple[list[tuple[str, list[float]]], float]:
+    """Of each case its patient and metrics; and micro-ACE."""
     accumulator = EvaluationAccumulator(options=ReadOptions(logits=True))
     for name, case in test.items():
         accumulator.update(logits[name][None], case.labels[None].long(), [name])
@@ -228,17 +247,17 @@ def numbers(test: dict[str, Held], logits: dict[str, Tensor]) -> tuple[list[tupl
     return rows, pooled
 
 
-def write(name: str, found: Any, micro: Any, seconds: Any) -> None:
+def write(name: str, found: Values) -> None:
     """Means over patients, and changes against dice-ce with 95 % intervals over patients."""
     means = {
         key: {patient: torch.tensor(rows).nanmean(0) for patient, rows in by_patient.items()}
-        for key, by_patient in found.items()
+        for key, by_patient in found.rows.items()
     }
-    base = means["dice-ce", "none"]
-    rows = []
+    base = means[BASELINE, "none"]
+    own = torch.stack(list(base.values()))
+    table = []
     for (system, calibrator), by_patient in means.items():
         mine = torch.stack([by_patient[patient] for patient in base])
-        own = torch.stack(list(base.values()))
         row: dict[str, Any] = {"system": system, "calibrator": calibrator, "patients": len(base)}
         for i, metric in enumerate(METRICS):
             in_points = metric == "dice"
@@ -247,17 +266,17 @@ def write(name: str, found: Any, micro: Any, seconds: Any) -> None:
             around = float(stats.t.ppf(0.975, len(change) - 1)) * float(stats.sem(change))
             low, high = float(change.mean()) - around, float(change.mean()) + around
             row[metric] = round(float(mine[:, i].mean()), 5)
-            unit = "points" if in_points else "%"
-            row[f"{metric}_change_{unit}"] = round(float(change.mean()), 2)
+            row[f"{metric}_change_{'points' if in_points else '%'}"] = round(float(change.mean()), 2)
             row[f"{metric}_interval"] = f"[{low:.2f}, {high:.2f}]"
-        row["micro_ace"] = round(sum(micro[system, calibrator]) / len(micro[system, calibrator]), 5)
-        taken = seconds.get(calibrator, [])
+        micro = found.micro[system, calibrator]
+        row["micro_ace"] = round(sum(micro) / len(micro), 5)
+        taken = found.seconds.get(calibrator, [])
         row["fit_s"] = round(sum(taken) / len(taken), 1) if taken else ""
-        rows.append(row)
+        table.append(row)
     with (RESULTS / f"balance-{name}.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
 
 
 if __name__ == "__main__":
