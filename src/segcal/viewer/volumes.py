@@ -96,7 +96,7 @@ class CaseVolumes:
 
     def cropped(self, *, margin_mm: float = MARGIN_MM) -> CaseVolumes:
         """Cut to a box around labels and probabilities of at least 0.05, and a margin; whole where there are none."""
-        there: Array = (self.probabilities >= SEEN).any((0, 1))
+        there: Array = np.any(self.probabilities >= SEEN, axis=(0, 1))
         if self.labels is not None:
             there |= self.labels.any(0)
         if not there.any():
@@ -190,8 +190,8 @@ def _read_case(case: Case, options: Options) -> _Found:
     exclusive, first, _ = parts[0][1]
     whole = np.empty((2, len(first), *case.shape), np.uint8)
     for box, (_, *rows) in parts:
-        whole[:, :, *box] = np.stack(rows).reshape(whole[:, :, *box].shape)
-    return _Found(class_names(len(first), options), exclusive, *whole, case.grid)
+        whole[:, :, *box] = np.array(rows).reshape(whole[:, :, *box].shape)
+    return _Found(class_names(len(first), options), exclusive, whole[0], whole[1], case.grid)
 
 
 def _read_prediction(prediction: Prediction, options: Options) -> _Found:
