@@ -63,7 +63,7 @@ def choose_cases(evaluations: Mapping[str, Evaluation], *, number: int, by: str 
     known = [(sign * value, name) for value, name in zip(values.tolist(), names, strict=True) if value == value]
     ordered = sorted(known)
     chosen = []
-    for i, place in sorted(_places(len(ordered), number).items()):
+    for i, place in _places(len(ordered), number).items():
         value, name = ordered[i]
         chosen.append(Choice(name, f"{place} by {_name(by)}: {sign * value:.3f}"))
     return chosen
@@ -86,15 +86,15 @@ def _places(cases: int, number: int) -> dict[int, str]:
     """Which places of an order from worst to best: a third from each end and one around the middle.
 
     >>> _places(9, 3), _places(4, 5)
-    ({0: 'worst', 4: 'median', 8: 'best'}, {0: 'worst', 1: 'worst', 3: 'best', 2: 'median'})
+    ({0: 'worst', 4: 'median', 8: 'best'}, {0: 'worst', 1: 'worst', 2: 'median', 3: 'best'})
     """
     number = min(number, cases)
     worst, best = (number + 2) // 3, number // 3
-    found = dict.fromkeys(range(worst), "worst")
     middle = number - worst - best
     first = min(max(worst, (cases - middle) // 2), cases - best - middle)
-    found |= dict.fromkeys(range(cases - best, cases), "best")
-    return found | dict.fromkeys(range(first, first + middle), "median")
+    found = dict.fromkeys(range(worst), PLACES[0])
+    found |= dict.fromkeys(range(first, first + middle), PLACES[1])
+    return found | dict.fromkeys(range(cases - best, cases), PLACES[2])
 
 
 def view_cases(

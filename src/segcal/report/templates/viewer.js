@@ -298,8 +298,8 @@ const mountViewer = (() => {
         pen.rect(...tile.leftTopWidthHeight);
         pen.clip();
         this.labels.forEach((bytes, cls) => bytes && cls !== this.state.cls && line(bytes, 1, OTHERS[cls % OTHERS.length], 1));
-        line(this.bytes.probability, Math.max(1, Math.round(this.threshold * 255)), DECIDED, 1.5);
-        if (this.bytes.label) line(this.bytes.label, 1, TRUTH, 1.5);
+        line(this.bytes.probability, Math.max(1, Math.round(this.threshold * 255)), DECIDED, 2);
+        if (this.bytes.label) line(this.bytes.label, 1, TRUTH, 2);
         pen.restore();
       }
     }
@@ -453,9 +453,13 @@ const mountViewer = (() => {
       on("worst", "click", () => this.toWorst());
       on("slice", "input", () => this.toSlice(Number(parts.slice.value) - 1));
       on("threshold", "input", () => this.toStep(Number(parts.threshold.value)));
+      on("stage", "pointerdown", () => parts.stage.focus({ preventScroll: true }));
       // Until the picture was clicked, the wheel is the page's.
       const keep = (event) => parts.stage.contains(document.activeElement) || event.stopPropagation();
       parts.stage.addEventListener("wheel", keep, { signal, capture: true, passive: true });
+      const sized = new ResizeObserver(() => this.bytes && this.nv.volumes.length && this.setPlanes());
+      sized.observe(parts.stage);
+      signal.addEventListener("abort", () => sized.disconnect());
     }
 
     close() {
