@@ -98,7 +98,7 @@ def test_chosen_cases_come_with_images_labels_and_numbers(tmp_path):
     assert np.array_equal(bare.volumes.probabilities, whole.volumes.probabilities)
     with pytest.raises(FileError, match="must have an image of case_0"):
         list(view_cases({"net": evaluation}, folders, images=folder / "I", choices=[Choice("case_0", "")]))
-    with pytest.raises(FileError, match="gone must be in .*P; there is no prediction"):
+    with pytest.raises(FileError, match=r"gone must be in .*P; there is no prediction"):
         list(view_cases({"net": evaluation}, folders, labels=folder / "L", choices=[Choice("gone", "")]))
     with pytest.raises(ConfigError, match="predictions must be of the methods"):
         list(view_cases({"net": evaluation}, {}, choices=names))
