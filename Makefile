@@ -85,6 +85,7 @@ bench: setup
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/viewer.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/decisions.py
 	$(BIN)/python benchmarks/apply.py

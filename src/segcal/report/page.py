@@ -33,7 +33,7 @@ from segcal.report.decisions import decision_data, lacking
 from segcal.report.reading import reading
 from segcal.report.rendering import environment, method_style, png_text, policy, template_text
 from segcal.viewer.cases import ViewedCase
-from segcal.viewer.embedding import embedded_facts, embedded_volumes, niivue_script, packed
+from segcal.viewer.embedding import embedded_facts, embedded_volumes, niivue_license, niivue_script, packed
 
 SCRIPTS = ("svg.js", "charts.js", "cases.js", "decisions.js", "report.js")
 VIEWER_SCRIPTS = ("viewer.js", "embedded.js")
@@ -232,6 +232,7 @@ def _render(
             viewed=viewed,
             volumes=embedded_volumes(viewed),
             niivue=packed(niivue.encode()),
+            niivue_license=niivue_license(),
             known_cases=frozenset(data["cases"]["names"]),
             failures=failures,
             failed=len({failure.case for _, failure in failures}),

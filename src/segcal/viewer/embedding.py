@@ -11,9 +11,12 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from segcal.errors import FileError
 from segcal.viewer.cases import ViewedCase
 
+KEPT_BITS = 0b1111_1100  # of an image inside a page
 VENDOR = resources.files("segcal.viewer") / "vendor"
 
 
@@ -33,12 +36,17 @@ def embedded_volumes(cases: Sequence[ViewedCase]) -> Iterator[Volume]:
     """All volumes of all cases."""
     for i, (volumes, *_) in enumerate(cases):
         if volumes.image is not None:
-            yield Volume(f"{i} image null null", packed(volumes.bytes_of("image")))
+            yield Volume(f"{i} image null null", packed(_coarser(volumes.bytes_of("image"))))
         for c in range(len(volumes.classes)):
             if volumes.labels is not None:
                 yield Volume(f"{i} label null {c}", packed(volumes.bytes_of("label", None, c)))
             for m in range(len(volumes.methods)):
                 yield Volume(f"{i} probability {m} {c}", packed(volumes.bytes_of("probability", m, c)))
+
+
+def _coarser(image: bytes) -> bytes:
+    """With 64 shades of gray: what is left out is mostly noise, which does not compress and cannot be seen."""
+    return (np.frombuffer(image, np.uint8) & KEPT_BITS).tobytes()
 
 
 def packed(content: bytes) -> str:
@@ -58,3 +66,8 @@ def niivue_script() -> str:
             f"{found}. Install segcal again."
         )
     return content.decode()
+
+
+def niivue_license() -> str:
+    """Of NiiVue and what it contains, which goes wherever its script goes."""
+    return (VENDOR / "LICENSE.niivue.txt").read_text(encoding="utf-8")

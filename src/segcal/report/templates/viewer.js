@@ -144,10 +144,14 @@ const mountViewer = (() => {
     }
 
     set place(voxel) {
-      const { shape } = this.source;
-      this.nv.scene.crosshairPos = voxel.map((index, i) => (Math.min(shape[i] - 1, Math.max(0, index)) + 0.5) / shape[i]);
+      this.moveTo(voxel);
       this.nv.drawScene();
       this.tell();
+    }
+
+    moveTo(voxel) {
+      const { shape } = this.source;
+      this.nv.scene.crosshairPos = voxel.map((index, i) => (Math.min(shape[i] - 1, Math.max(0, index)) + 0.5) / shape[i]);
     }
 
     volume(kind, method, cls) {
@@ -161,15 +165,13 @@ const mountViewer = (() => {
       const { parts, state } = this;
       parts.wait.hidden = false;
       parts.wait.textContent = "Loading …";
+      Object.assign(this, { source, volumes: new Map(), labels: [], bytes: null });
+      state.cls = Math.min(state.cls, source.classes.length - 1);
+      state.method = Math.min(state.method, source.methods.length - 1);
+      this.fill();
       try {
-        await this.ready;
-        if (turn !== this.turn) return;
-        Object.assign(this, { source, volumes: new Map(), labels: [], bytes: null });
-        state.cls = Math.min(state.cls, source.classes.length - 1);
-        state.method = Math.min(state.method, source.methods.length - 1);
-        this.fill();
         const image = source.hasImage ? this.volume("image", null, null) : new Uint8Array(source.shape.reduce((a, b) => a * b));
-        const [ground] = await Promise.all([image, this.load(turn)]);
+        const [ground] = await Promise.all([image, this.load(turn), this.ready]);
         if (turn !== this.turn) return;
         await this.showVolumes(ground, turn);
         if (turn !== this.turn) return;
@@ -205,7 +207,7 @@ const mountViewer = (() => {
     }
 
     async showVolumes(ground, turn) {
-      const { nv, source, state } = this;
+      const { nv, source } = this;
       const make = (bytes, colours) => niivue.NVImage.new(nifti(source, bytes), "volume.nii", colours, 1, null, 0, 255);
       const [back, over] = await Promise.all([make(ground, "gray"), make(this.shownBytes(), this.colours())]);
       if (turn !== this.turn) return;
@@ -213,11 +215,12 @@ const mountViewer = (() => {
       nv.opts.isRadiologicalConvention = source.oriented;
       nv.opts.isOrientationTextVisible = source.oriented;
       nv.scene.pan2Dxyzmm = [0, 0, 0, 1];
-      nv.volumes = [back, over];
-      nv.setVolume(back, 0);
-      this.setPlanes();
       const guide = this.bytes.error ?? this.bytes.probability;
-      this.place = source.shape.map((_, axis) => largestSlice(guide, source.shape, axis));
+      this.moveTo(source.shape.map((_, axis) => largestSlice(guide, source.shape, axis)));
+      this.setPlanes();
+      nv.volumes = [back, over];
+      nv.setVolume(back, 0); // which draws it all
+      this.tell();
     }
 
     shownBytes() {
@@ -245,8 +248,13 @@ const mountViewer = (() => {
       const { nv, parts, state, source } = this;
       const flat = source.shape[2] === 1;
       if (flat) state.plane = 0;
-      nv.setSliceType(ALL_PLANES);
-      nv.setCustomLayout(parts.alone.checked || flat ? [{ sliceType: state.plane, position: [0, 0, 1, 1] }] : this.layout());
+      nv.opts.sliceType = ALL_PLANES;
+      nv.customLayout = parts.alone.checked || flat ? [{ sliceType: state.plane, position: [0, 0, 1, 1] }] : this.layout();
+    }
+
+    drawPlanes() {
+      this.setPlanes();
+      this.nv.drawScene();
       this.tell();
     }
 
@@ -382,7 +390,7 @@ const mountViewer = (() => {
 
     toPlane(plane) {
       this.state.plane = plane;
-      this.setPlanes();
+      this.drawPlanes();
     }
 
     choose(what, value, number) {
@@ -448,7 +456,7 @@ const mountViewer = (() => {
       on("method", "change", () => this.choose("method", Number(parts.method.value), this.source.methods.length));
       on("overlay", "change", () => this.setOverlay(parts.overlay.value));
       on("plane", "change", () => this.toPlane(Number(parts.plane.value)));
-      on("alone", "change", () => this.setPlanes());
+      on("alone", "change", () => this.drawPlanes());
       on("contours", "change", () => (this.drawLines(), this.tell()));
       on("worst", "click", () => this.toWorst());
       on("slice", "input", () => this.toSlice(Number(parts.slice.value) - 1));
@@ -457,7 +465,7 @@ const mountViewer = (() => {
       // Until the picture was clicked, the wheel is the page's.
       const keep = (event) => parts.stage.contains(document.activeElement) || event.stopPropagation();
       parts.stage.addEventListener("wheel", keep, { signal, capture: true, passive: true });
-      const sized = new ResizeObserver(() => this.bytes && this.nv.volumes.length && this.setPlanes());
+      const sized = new ResizeObserver(() => this.bytes && this.nv.volumes.length && this.drawPlanes());
       sized.observe(parts.stage);
       signal.addEventListener("abort", () => sized.disconnect());
     }
