@@ -295,7 +295,7 @@ const mountViewer = (() => {
           const path = new Path2D();
           path.addPath(outline(bytes, source.shape, axis, index, least), matrix);
           pen.lineWidth = (width + 1.5) * devicePixelRatio;
-          pen.strokeStyle = "#0008";
+          pen.strokeStyle = "#000a";
           pen.stroke(path);
           pen.lineWidth = width * devicePixelRatio;
           pen.strokeStyle = colour;
