@@ -29,7 +29,7 @@ LAYERS = (
     ("viewer", "calibration"),
     ("report",),
     ("quality",),
-    ("study", "adapters"),
+    ("study", "adapters", "audit"),
     ("cli",),
     ("__main__",),
 )

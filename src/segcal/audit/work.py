@@ -1,0 +1,271 @@
+"""The steps of an audit, one after the other; a step that is done already, of the same files and options, stays.
+
+What a step was made of is a key in audit.json. Work inside of a step goes on where it was by itself: each function
+that is called here keeps what it has done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from segcal import __version__
+from segcal._io.files import HeldError, Ledger, csv_text, make_folder, write_whole
+from segcal._io.jobs import PARTS, key_of
+from segcal._io.words import counted
+from segcal.audit.advice import write_advice
+from segcal.audit.course import Course, Pace
+from segcal.audit.nnunet import Sources
+from segcal.audit.result import Audit
+from segcal.calibration.choosing import METRICS, UNCHANGED, Choice
+from segcal.calibration.fitting import Fitted, fit_calibrator, plan_fit
+from segcal.calibrators import load_calibrator
+from segcal.comparison.comparison import compare
+from segcal.errors import SegcalError
+from segcal.evaluation.cohort import case_key, evaluate
+from segcal.evaluation.doubts import HARD_DECISIONS
+from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.intervals import FEWEST_PATIENTS
+from segcal.evaluation.options import Options
+from segcal.evaluation.outcome import Outcome
+from segcal.evaluation.results import write_results
+from segcal.evaluation.sums import CaseSums
+from segcal.quality.fitting import fit_quality, load_quality
+from segcal.report import build_report
+from segcal.volumes import Pairing
+
+BINS = 20
+EVALUATE, CALIBRATE, QUALITY, REPORT = "evaluate", "calibrate", "quality", "report"
+PACE, TAKEN, REASON = "seconds for each case", "calibrator taken", "why this calibrator"  # in the ledger, with the keys
+QUALITY_S, REPORT_S, REPORT_CASE_S = 1.0, 3.0, 0.02  # about, on two cores
+
+
+@dataclass(eq=False)
+class Work:
+    """An audit under way."""
+
+    sources: Sources
+    options: Options
+    pairing: Pairing
+    out: Path
+    patients: str | None
+    who: tuple[str, ...]
+    """The patient of each case."""
+    workers: int
+    course: Course
+    say: Callable[[str], None]
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.out / "audit.json")
+        self.before, self.calibrated = self.out / "before", self.out / "calibrated"
+        self.calibrator, self.quality = self.out / "calibrator.json", self.out / "quality.json"
+        self.report, self.candidates = self.out / "report.html", self.out / "candidates.csv"
+        self.keys = {files.name: case_key(files, self.options) for files in self.pairing.cases}
+        self.cohort = key_of(__version__, self.who, list(self.keys.values()))
+
+    def done(self) -> Audit:
+        """All steps, in turn."""
+        outcome = self._evaluate()
+        after = self._calibrate(outcome)
+        learned = self._learn(outcome.evaluation if after is None else after)
+        before = outcome.evaluation
+        shown = {"predictions": before} if after is None else {"before": before, "calibrated": after}
+        audit = Audit(
+            out=self.out,
+            sources=self.sources,
+            outcome=outcome,
+            calibrated=after,
+            comparison=compare(shown, patients=self.patients),
+            chosen=(self.ledger.get(REASON) or "") if after is not None else "",
+            calibrator=None if after is None else self.calibrator,
+            quality=self.quality if learned else None,
+            report=self.report,
+            advice=self.out / "NEXT.md",
+            skipped=self.skipped,
+        )
+        self._report(audit, shown)
+        write_advice(audit)
+        return audit
+
+    # Evaluate
+
+    def _evaluate(self) -> Outcome:
+        """The predictions as they are, and after a few cases how long all of it takes."""
+        pace, tell = Pace(), self.course.step(EVALUATE)
+        known = self.ledger.get(PACE)
+        if known is not None:
+            self._plan(float(known))
+
+        def see(done: int, total: int) -> None:
+            pace.see(done)
+            if pace.known and not self.course.seconds:
+                self._plan(pace.seconds)
+            tell(done, total)
+
+        outcome = evaluate(
+            self.sources.predictions, self.sources.labels, self.before, options=self.sources.options, bins=BINS,
+            workers=self.workers, progress=see,
+        )  # fmt: skip
+        assert outcome.evaluation.cases  # it raises where there is none
+        if pace.seconds is not None:
+            self.ledger.set(PACE, f"{pace.seconds:.6f}")
+        if not self.course.seconds:
+            self._plan(pace.seconds)
+        self.course.end(EVALUATE)
+        return outcome
+
+    def _plan(self, case_s: float | None) -> None:
+        """Tell how long it takes, from the seconds for each case."""
+        measured = [files for files in self.pairing.cases if self._sums(files.name).exists()]
+        if case_s is None or not measured:
+            return
+        number = len(self.pairing.cases)
+        seconds = {EVALUATE: case_s * number}
+        if not self._few() and not self._is_calibrated():
+            with_one = case_s * self.workers
+            try:
+                sums, _ = CaseSums.load(self._sums(measured[0].name))
+                plan = plan_fit(
+                    self.sources.predictions, self.sources.labels, options=self.sources.options, bins=BINS,
+                    patients=self.patients, check_all=True,
+                )  # fmt: skip
+                seconds[CALIBRATE] = plan.about_seconds(measured[0], sums, with_one)
+            except (SegcalError, OSError):  # whoever does it says why
+                pass
+        self.course.plan(seconds | {QUALITY: QUALITY_S, REPORT: REPORT_S + REPORT_CASE_S * number})
+        self.course.done[EVALUATE] = len(measured) / number
+        self.say(self.course.told())
+
+    def _sums(self, name: str) -> Path:
+        """Where `evaluate` keeps those of a case."""
+        return self.before / PARTS / f"{self.keys[name]}.npz"
+
+    # Calibrate
+
+    def _calibrate(self, outcome: Outcome) -> Evaluation | None:
+        """The cases through calibrators that were fitted without them; None where none is to be had, or none helps."""
+        why = self._few() or _hard(outcome)
+        if not why and not self._is_calibrated():
+            try:
+                fitted = fit_calibrator(
+                    self.sources.predictions, self.sources.labels, self.calibrator, options=self.sources.options,
+                    bins=BINS, patients=self.patients, check_all=True, measured=self.before,
+                    progress=self.course.step(CALIBRATE), say=self.say,
+                )  # fmt: skip
+            except HeldError:
+                raise
+            except SegcalError as error:
+                why = f"no calibrator could be fitted: {error}"
+            else:
+                self._keep(fitted)
+        self.course.end(CALIBRATE)
+        if not why and self.ledger.get(TAKEN) == UNCHANGED:
+            why = f"{self.ledger.get(REASON)}."
+        if not why:
+            return Evaluation.load(self.calibrated / "evaluation.npz")
+        self.calibrator.unlink(missing_ok=True)
+        shutil.rmtree(self.calibrated, ignore_errors=True)
+        self._skip(CALIBRATE, why)
+        return None
+
+    def _few(self) -> str:
+        """What is said of too few patients; nothing where there are enough."""
+        number = len(set(self.who))
+        if number >= FEWEST_PATIENTS:
+            return ""
+        are = "is" if number == 1 else "are"
+        return f"to fit and check a calibrator takes at least {FEWEST_PATIENTS} patients; there {are} {number}."
+
+    def _is_calibrated(self) -> bool:
+        """Whether the step is done, of these files and options, and its results are still there."""
+        if self.ledger.get(CALIBRATE) != self.cohort:
+            return False
+        if self.ledger.get(TAKEN) == UNCHANGED:
+            return True
+        try:
+            kept = Evaluation.load(self.calibrated / "evaluation.npz")
+            told = kept.provenance["options"]["calibrator_fingerprint"]
+            return bool(load_calibrator(self.calibrator).fingerprint == told)
+        except (SegcalError, OSError, LookupError, TypeError):
+            return False
+
+    def _keep(self, fitted: Fitted) -> None:
+        """Write what the check found as `evaluate` would, and what it was found with."""
+        choice, after = fitted.choice, fitted.after
+        assert choice is not None
+        assert after is not None
+        write_whole(self.candidates, _candidates(choice).encode())
+        if choice.taken != UNCHANGED:
+            after.provenance["options"] |= {  # what new cases go through, which promises on them are learned for
+                "calibrator": os.path.abspath(self.calibrator),
+                "calibrator_fingerprint": fitted.calibrator.fingerprint,
+            }
+            after.provenance["cross-validation"] = "each case went through a calibrator fitted without its patient"
+            folds = self.calibrated / "folds"
+            make_folder(folds)
+            rows = []
+            for number, (cases, calibrator) in enumerate(fitted.held_out):
+                calibrator.save(folds / f"{number}.json")
+                rows += [(case, number) for case in cases]
+            write_whole(self.calibrated / "folds.csv", csv_text(("case", "fold"), sorted(rows)).encode())
+            write_results(Outcome(after, fitted.failures, fitted.pairing, fitted.notes), self.options, self.calibrated)
+        self.ledger.set(TAKEN, choice.taken)
+        self.ledger.set(REASON, choice.reason)
+        self.ledger.set(CALIBRATE, self.cohort)
+
+    # Quality, report
+
+    def _learn(self, evaluation: Evaluation) -> bool:
+        """Learn what can be promised of new cases; whether that could be done."""
+        key = key_of(self.cohort, evaluation.provenance["options"].get("calibrator_fingerprint"))
+        try:
+            if self.ledger.get(QUALITY) != key or not self.quality.exists():
+                fit_quality(evaluation, self.quality, patients=self.patients)
+                self.ledger.set(QUALITY, key)
+            else:
+                load_quality(self.quality)
+        except SegcalError as error:
+            self.quality.unlink(missing_ok=True)
+            self._skip(QUALITY, str(error))
+            return False
+        finally:
+            self.course.end(QUALITY)
+        return True
+
+    def _report(self, audit: Audit, shown: dict[str, Evaluation]) -> None:
+        """Write the page, unless it is there."""
+        key = key_of(self.cohort, self.ledger.get(QUALITY), list(shown), str(self.sources.images))
+        if self.ledger.get(REPORT) != key or not self.report.exists():
+            title = f"Audit of {self.sources.predictions.absolute().name}"
+            build_report(shown, self.report, patients=self.patients, title=title, comparison=audit.comparison)
+            self.ledger.set(REPORT, key)
+        self.course.end(REPORT)
+
+    def _skip(self, step: str, why: str) -> None:
+        self.skipped[step] = why
+        self.say(f"{step} is left out: {why}")
+
+
+def _hard(outcome: Outcome) -> str:
+    """What is said of predictions that are decisions, every one of them."""
+    hard = {case for note in outcome.notes if note.kind == HARD_DECISIONS for case in note.cases}
+    if not hard.issuperset(outcome.evaluation.cases):
+        return ""
+    return f"the maps of {counted(len(hard), 'case')} hold only zeros and ones, which no calibrator can mend."
+
+
+def _candidates(choice: Choice) -> str:
+    """The calibrators that were tried, as CSV."""
+    rows = [
+        (
+            trial.name,
+            *(trial.values[metric] for metric in METRICS),
+            "taken" if trial.name == choice.taken else trial.refused,
+        )
+        for trial in choice.trials
+    ]
+    return csv_text(("calibrator", *METRICS, "remark"), rows)
