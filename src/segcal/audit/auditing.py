@@ -11,9 +11,12 @@ from segcal.audit.course import Course, Progress
 from segcal.audit.nnunet import find_sources
 from segcal.audit.result import Audit
 from segcal.audit.work import BINS, Work
+from segcal.errors import ConfigError
 from segcal.evaluation.cohort import open_cohort
 from segcal.evaluation.intervals import patients_of
 from segcal.evaluation.options import ReadOptions
+
+CASES = 6
 
 
 def audit_predictions(
@@ -25,6 +28,7 @@ def audit_predictions(
     options: ReadOptions | None = None,
     patients: str | None = None,
     workers: int = 1,
+    cases: int = CASES,
     progress: Progress = lambda done, total, text: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Audit:
@@ -44,6 +48,7 @@ def audit_predictions(
     options: how to read the predictions: logits, overlapping classes, names, regions, the label to ignore.
     patients: which cases are one patient's, as `compare` takes it.
     workers: processes that measure cases.
+    cases: how many the report shows in three planes: the worst, around the median, and the best by Dice.
     progress: is called with the seconds' worth of work that is done, that of all (None: not known yet), and a word.
     say: is told how long it all takes, and what is left out.
 
@@ -55,10 +60,12 @@ def audit_predictions(
     sources, out = find_sources(Path(predictions), truth, pictures, options or ReadOptions()), Path(out)
     for source, what in ((sources.predictions, "predictions"), (sources.labels, "labels")):
         stay_outside(out, source, what)
+    if sources.images is not None and not sources.images.is_dir():
+        raise ConfigError(f"images must be a folder; {sources.images} is none.")
     meant, pairing = open_cohort(sources.predictions, sources.labels, sources.options, bins=BINS)
     who = patients_of([files.name for files in pairing.cases], patients)
     for sentence in sources.found:
         say(sentence)
     make_folder(out)
     with locked(out / ".lock", out):
-        return Work(sources, meant, pairing, out, patients, who, workers, Course(progress), say).done()
+        return Work(sources, meant, pairing, out, patients, who, workers, cases, Course(progress), say).done()

@@ -22,9 +22,10 @@ class Course:
         self.seconds = dict(seconds)
 
     def told(self) -> str:
-        """How long it all takes, for people."""
-        parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items() if seconds >= 1)
-        return f"this takes roughly {duration(sum(self.seconds.values()))}" + (f": {parts}" if parts else "")
+        """How long it takes from here on, for people."""
+        left = {name: seconds * (1 - self.done.get(name, 0.0)) for name, seconds in self.seconds.items()}
+        parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in left.items() if seconds >= 1)
+        return f"this takes roughly {duration(sum(left.values()))}" + (f": {parts}" if parts else "")
 
     def step(self, name: str) -> Callable[..., None]:
         """The progress of a step, as functions call it: steps done, all steps, and a text, if any."""
@@ -51,10 +52,6 @@ class Pace:
 
     def see(self, done: int) -> None:
         self.moments.append((done, time.perf_counter()))
-
-    @property
-    def known(self) -> bool:
-        return len(self.moments) >= 2
 
     @property
     def seconds(self) -> float | None:

@@ -118,16 +118,18 @@ def _check_maps(model: Model) -> str:
         )
     mapped = [number for number, folder in model.folds.items() if any(folder.glob("*.npz"))]
     lacking = [number for number in model.folds if number not in mapped]
-    commands = "\n".join(f"  {model.command('nnUNetv2_train', fold=str(number))} --val --npz" for number in lacking)
+    each = [f"`{model.command('nnUNetv2_train', fold=str(number))} --val --npz`" for number in lacking]
+    commands = ", ".join(each)
     if not mapped:
         raise ConfigError(
             f"the folds of {model.folder} must have probability maps, fold_0/validation/CASE.npz; they have none. "
-            f"These commands make them, without training again:\n{commands}"
+            f"These make them, without training again: {commands}."
         )
     folds = "folds" if len(mapped) > 1 else "fold"
     told = f"{model.dataset}: validation maps of {folds} {', '.join(map(str, mapped))}"
     if lacking:
-        told += f"; {', '.join(f'fold_{number}' for number in lacking)} has no maps, which these make:\n{commands}"
+        which = ", ".join(f"fold_{number}" for number in lacking)
+        told += f"; no maps of {which}, which these make: {commands}"
     return told
 
 
@@ -159,7 +161,7 @@ def _no_labels(predictions: Path) -> str:
     models = [path for path in _folders(predictions) if open_model(path)] if predictions.is_dir() else []
     if models:
         return (
-            f"the model folder must be one of nnU-Net's; {predictions} has these: {listed([str(m) for m in models])}."
+            f"one model folder of nnU-Net must be given; {predictions} has: {listed([str(each) for each in models])}."
         )
     above = [path for path in predictions.absolute().parents[:2] if open_model(path)]
     if above:

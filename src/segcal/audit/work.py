@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from segcal import __version__
-from segcal._io.files import HeldError, Ledger, csv_text, make_folder, write_whole
+from segcal._io.files import HeldError, Ledger, csv_text, write_whole
 from segcal._io.jobs import PARTS, key_of
 from segcal._io.words import counted
 from segcal.audit.advice import write_advice
 from segcal.audit.course import Course, Pace
 from segcal.audit.nnunet import Sources
 from segcal.audit.result import Audit
+from segcal.audit.viewing import CALIBRATED, keep_folds, view
 from segcal.calibration.choosing import METRICS, UNCHANGED, Choice
 from segcal.calibration.fitting import Fitted, fit_calibrator, plan_fit
 from segcal.calibrators import load_calibrator
@@ -38,6 +39,7 @@ from segcal.report import build_report
 from segcal.volumes import Pairing
 
 BINS = 20
+METHODS = ("before", CALIBRATED)
 EVALUATE, CALIBRATE, QUALITY, REPORT = "evaluate", "calibrate", "quality", "report"
 PACE, TAKEN, REASON = "seconds for each case", "calibrator taken", "why this calibrator"  # in the ledger, with the keys
 QUALITY_S, REPORT_S, REPORT_CASE_S = 1.0, 3.0, 0.02  # about, on two cores
@@ -55,13 +57,15 @@ class Work:
     who: tuple[str, ...]
     """The patient of each case."""
     workers: int
+    cases: int
+    """How many the report shows."""
     course: Course
     say: Callable[[str], None]
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.out / "audit.json")
-        self.before, self.calibrated = self.out / "before", self.out / "calibrated"
+        self.before, self.calibrated = self.out / "before", self.out / CALIBRATED
         self.calibrator, self.quality = self.out / "calibrator.json", self.out / "quality.json"
         self.report, self.candidates = self.out / "report.html", self.out / "candidates.csv"
         self.keys = {files.name: case_key(files, self.options) for files in self.pairing.cases}
@@ -73,7 +77,7 @@ class Work:
         after = self._calibrate(outcome)
         learned = self._learn(outcome.evaluation if after is None else after)
         before = outcome.evaluation
-        shown = {"predictions": before} if after is None else {"before": before, "calibrated": after}
+        shown = {"predictions": before} if after is None else {"before": before, CALIBRATED: after}
         audit = Audit(
             out=self.out,
             sources=self.sources,
@@ -101,9 +105,10 @@ class Work:
             self._plan(float(known))
 
         def see(done: int, total: int) -> None:
-            pace.see(done)
-            if pace.known and not self.course.seconds:
-                self._plan(pace.seconds)
+            if not self.course.seconds:
+                pace.see(done)
+                if len(pace.moments) == 2:
+                    self._plan(pace.seconds)
             tell(done, total)
 
         outcome = evaluate(
@@ -111,8 +116,6 @@ class Work:
             workers=self.workers, progress=see,
         )  # fmt: skip
         assert outcome.evaluation.cases  # it raises where there is none
-        if pace.seconds is not None:
-            self.ledger.set(PACE, f"{pace.seconds:.6f}")
         if not self.course.seconds:
             self._plan(pace.seconds)
         self.course.end(EVALUATE)
@@ -123,6 +126,8 @@ class Work:
         measured = [files for files in self.pairing.cases if self._sums(files.name).exists()]
         if case_s is None or not measured:
             return
+        if self.ledger.get(PACE) is None:
+            self.ledger.set(PACE, f"{case_s:.6f}")
         number = len(self.pairing.cases)
         seconds = {EVALUATE: case_s * number}
         if not self._few() and not self._is_calibrated():
@@ -136,9 +141,11 @@ class Work:
                 seconds[CALIBRATE] = plan.about_seconds(measured[0], sums, with_one)
             except (SegcalError, OSError):  # whoever does it says why
                 pass
-        self.course.plan(seconds | {QUALITY: QUALITY_S, REPORT: REPORT_S + REPORT_CASE_S * number})
+        shown = case_s * self.cases * len(METHODS)
+        self.course.plan(seconds | {QUALITY: QUALITY_S, REPORT: REPORT_S + REPORT_CASE_S * number + shown})
         self.course.done[EVALUATE] = len(measured) / number
-        self.say(self.course.told())
+        if CALIBRATE in seconds or len(measured) < number:
+            self.say(self.course.told())
 
     def _sums(self, name: str) -> Path:
         """Where `evaluate` keeps those of a case."""
@@ -205,13 +212,7 @@ class Work:
                 "calibrator_fingerprint": fitted.calibrator.fingerprint,
             }
             after.provenance["cross-validation"] = "each case went through a calibrator fitted without its patient"
-            folds = self.calibrated / "folds"
-            make_folder(folds)
-            rows = []
-            for number, (cases, calibrator) in enumerate(fitted.held_out):
-                calibrator.save(folds / f"{number}.json")
-                rows += [(case, number) for case in cases]
-            write_whole(self.calibrated / "folds.csv", csv_text(("case", "fold"), sorted(rows)).encode())
+            keep_folds(self.calibrated, fitted.held_out)
             write_results(Outcome(after, fitted.failures, fitted.pairing, fitted.notes), self.options, self.calibrated)
         self.ledger.set(TAKEN, choice.taken)
         self.ledger.set(REASON, choice.reason)
@@ -238,10 +239,18 @@ class Work:
 
     def _report(self, audit: Audit, shown: dict[str, Evaluation]) -> None:
         """Write the page, unless it is there."""
-        key = key_of(self.cohort, self.ledger.get(QUALITY), list(shown), str(self.sources.images))
+        images = self.sources.images
+        key = key_of(self.cohort, self.ledger.get(QUALITY), list(shown), self.cases, str(images))
         if self.ledger.get(REPORT) != key or not self.report.exists():
+            files = {each.name: each for each in self.pairing.cases}
+            viewed = list(view(
+                shown, files, self.calibrated, images=images, number=self.cases, say=self.say,
+                progress=self.course.step(REPORT),
+            ))  # fmt: skip
             title = f"Audit of {self.sources.predictions.absolute().name}"
-            build_report(shown, self.report, patients=self.patients, title=title, comparison=audit.comparison)
+            build_report(
+                shown, self.report, patients=self.patients, title=title, comparison=audit.comparison, cases=viewed
+            )
             self.ledger.set(REPORT, key)
         self.course.end(REPORT)
 

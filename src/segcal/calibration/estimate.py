@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from segcal.calibrators import Calibrator
 from segcal.calibrators.boxes import SURE
-from segcal.calibrators.cost import APPLIED, fit_seconds
+from segcal.calibrators.cost import APPLIED, passes_of, training_seconds
 from segcal.evaluation.sums import CaseSums
 from segcal.volumes import CaseFiles, open_case
 
@@ -47,9 +47,10 @@ def about_seconds(
     unsure = float(top[: math.floor(SURE * len(top))].sum() / max(top.sum(), 1))
     checks = last = 0.0
     for blank, strengths in candidates:
+        training = training_seconds(blank, classes=classes, shape=shape, unsure=unsure)
 
-        def one_fit(number: int, blank: Calibrator = blank) -> float:
-            return fit_seconds(blank, case_s * number, classes=classes, shape=shape, unsure=unsure)
+        def one_fit(number: int, a_case: float = case_s * passes_of(blank), training: float = training) -> float:
+            return a_case * number + training
 
         if folds:  # a fit without a part is to fewer cases
             checks += APPLIED * case_s * tried * len(strengths) + (folds - 1) * one_fit(tried)

@@ -43,6 +43,10 @@ def audit(
     ignore_index: IgnoreIndex = None,
     class_names: ClassNames = None,
     strict_grid: StrictGrid = False,
+    cases: Annotated[
+        int,
+        typer.Option(min=0, help="How many cases to show: the worst, around the median, the best by Dice."),
+    ] = 6,
     workers: Annotated[int, typer.Option(min=1, help="Processes that measure, each with one case at a time.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found and written as JSON.")] = False,
 ) -> None:
@@ -59,6 +63,7 @@ def audit(
                 options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
                 patients=patients,
                 workers=workers,
+                cases=cases,
                 progress=advance,
                 say=say,
             )
