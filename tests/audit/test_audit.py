@@ -351,6 +351,16 @@ def test_label_maps_alone_are_refused(tmp_path):
         audit_predictions(tmp_path / "P", tmp_path / "L", tmp_path / "out")
 
 
+def test_files_of_the_audit_that_are_spoilt_are_made_again(folder):
+    audit_predictions(folder / "P", folder / "L", folder / "audit", cases=0)
+    whole = {name: (folder / "audit" / name).read_bytes() for name in ("calibrator.json", "quality.json")}
+    for name in (*whole, "audit.json", "calibrated/evaluation.npz"):
+        (folder / "audit" / name).write_text('{"seconds for each case": []}')
+    found = audit_predictions(folder / "P", folder / "L", folder / "audit", cases=0)
+    assert found.skipped == {}
+    assert {name: (folder / "audit" / name).read_bytes() for name in whole} == whole
+
+
 def test_a_broken_file_is_told_and_stops_nothing(folder):
     (folder / "P" / "case_2.nii.gz").write_bytes(b"nothing")
     done = run(folder / "P", folder / "L", "--out", folder / "audit", "--cases", 1)

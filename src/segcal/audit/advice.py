@@ -77,7 +77,8 @@ def _sections(audit: Audit) -> Iterator[tuple[str, str, list[str]]]:
         promise = _command("quality", "apply", audit.quality, "NEW_MAPS", *through, "--out", "queue")
         text = "Predicted Dice and volumes with intervals, and an order for review; no labels are needed."
         yield "Promise the quality of new cases", text, [promise, _command("review", "queue")]
-    yield "Look at the cases of this audit", "", [_command("review", audit.out)]
+    images = [] if audit.sources.images is None else ["--images", audit.sources.images]
+    yield "Look at the cases of this audit", "", [_command("review", audit.out, *images)]
     other = _command(
         "evaluate", "OTHER_MAPS", audit.sources.labels, *_reading(options, measured=True), "--out", "other"
     )

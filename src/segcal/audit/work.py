@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,9 +75,9 @@ class Work:
     def done(self) -> Audit:
         """All steps, in turn."""
         outcome = self._evaluate()
+        before = outcome.evaluation  # SegcalError where there is none
         after = self._calibrate(outcome)
-        learned = self._learn(outcome.evaluation if after is None else after)
-        before = outcome.evaluation
+        learned = self._learn(before if after is None else after)
         shown = {"predictions": before} if after is None else {"before": before, CALIBRATED: after}
         audit = Audit(
             out=self.out,
@@ -95,14 +96,10 @@ class Work:
         write_advice(audit)
         return audit
 
-    # Evaluate
-
     def _evaluate(self) -> Outcome:
         """The predictions as they are, and after a few cases how long all of it takes."""
         pace, tell = Pace(), self.course.step(EVALUATE)
-        known = self.ledger.get(PACE)
-        if known is not None:
-            self._plan(float(known))
+        self._plan(self._known_pace())
 
         def see(done: int, total: int) -> None:
             if not self.course.seconds:
@@ -115,11 +112,16 @@ class Work:
             self.sources.predictions, self.sources.labels, self.before, options=self.sources.options, bins=BINS,
             workers=self.workers, progress=see,
         )  # fmt: skip
-        assert outcome.evaluation.cases  # it raises where there is none
         if not self.course.seconds:
             self._plan(pace.seconds)
         self.course.end(EVALUATE)
         return outcome
+
+    def _known_pace(self) -> float | None:
+        """Of the last time; None where it is not known."""
+        with suppress(TypeError, ValueError):
+            return float(self.ledger.get(PACE) or "")
+        return None
 
     def _plan(self, case_s: float | None) -> None:
         """Tell how long it takes, from the seconds for each case."""
@@ -150,8 +152,6 @@ class Work:
     def _sums(self, name: str) -> Path:
         """Where `evaluate` keeps those of a case."""
         return self.before / PARTS / f"{self.keys[name]}.npz"
-
-    # Calibrate
 
     def _calibrate(self, outcome: Outcome) -> Evaluation | None:
         """The cases through calibrators that were fitted without them; None where none is to be had, or none helps."""
@@ -211,6 +211,8 @@ class Work:
                 "calibrator": os.path.abspath(self.calibrator),
                 "calibrator_fingerprint": fitted.calibrator.fingerprint,
             }
+            places = {"predictions": self.sources.predictions, "labels": self.sources.labels}
+            after.provenance["folders"] = {what: os.path.abspath(path) for what, path in places.items()}
             after.provenance["cross-validation"] = "each case went through a calibrator fitted without its patient"
             keep_folds(self.calibrated, fitted.held_out)
             write_results(Outcome(after, fitted.failures, fitted.pairing, fitted.notes), self.options, self.calibrated)
@@ -218,17 +220,13 @@ class Work:
         self.ledger.set(REASON, choice.reason)
         self.ledger.set(CALIBRATE, self.cohort)
 
-    # Quality, report
-
     def _learn(self, evaluation: Evaluation) -> bool:
         """Learn what can be promised of new cases; whether that could be done."""
         key = key_of(self.cohort, evaluation.provenance["options"].get("calibrator_fingerprint"))
         try:
-            if self.ledger.get(QUALITY) != key or not self.quality.exists():
+            if self.ledger.get(QUALITY) != key or not self._is_learned():
                 fit_quality(evaluation, self.quality, patients=self.patients)
                 self.ledger.set(QUALITY, key)
-            else:
-                load_quality(self.quality)
         except SegcalError as error:
             self.quality.unlink(missing_ok=True)
             self._skip(QUALITY, str(error))
@@ -236,6 +234,13 @@ class Work:
         finally:
             self.course.end(QUALITY)
         return True
+
+    def _is_learned(self) -> bool:
+        """Whether there is a file that can be read."""
+        with suppress(SegcalError):
+            load_quality(self.quality)
+            return True
+        return False
 
     def _report(self, audit: Audit, shown: dict[str, Evaluation]) -> None:
         """Write the page, unless it is there."""
