@@ -8,7 +8,7 @@ ADAPTERS = triton nnunet notebook lightning dask triton_numbers
 EXTRAS_others = docs,lightning,notebook,triton
 EXTRAS_nnunet = nnunet
 
-.PHONY: setup browser demo test test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench clean
+.PHONY: setup browser niivue demo test test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench clean
 
 setup: $(READY)
 
@@ -24,6 +24,16 @@ demo: setup
 browser:
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 		(apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 || true
+
+# NiiVue for the viewer, as npm has it: version and hash are those of niivue.json; another file is refused.
+VENDOR = src/segcal/viewer/vendor
+told = $(shell sed -n 's/.*"$(1)": "\(.*\)".*/\1/p' $(VENDOR)/niivue.json)
+
+niivue:
+	rm -rf build/niivue && mkdir -p build/niivue
+	cd build/niivue && npm pack --silent $(call told,package)@$(call told,version) && tar -xzf *.tgz
+	echo "$(call told,sha256)  build/niivue/$(call told,member)" | sha256sum --check --quiet
+	cp build/niivue/$(call told,member) $(VENDOR)/$(call told,file)
 
 # Files of tests side by side, each on one thread: threads that share cores wait for one another.
 test: setup browser
@@ -75,6 +85,7 @@ bench: setup
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/viewer.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/decisions.py
 	$(BIN)/python benchmarks/apply.py

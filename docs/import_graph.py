@@ -26,9 +26,10 @@ LAYERS = (
     ("evaluation",),
     ("comparison", "training"),
     ("plots",),
-    ("report", "calibration"),
+    ("viewer", "calibration"),
+    ("report",),
     ("quality",),
-    ("study", "adapters"),
+    ("study", "adapters", "audit"),
     ("cli",),
     ("__main__",),
 )

@@ -12,6 +12,8 @@ from segcal._io.lazy import attach
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
+    from segcal.audit.auditing import audit_predictions
+    from segcal.audit.result import Audit
     from segcal.binning import Binning
     from segcal.calibration.applying import apply_calibrator
     from segcal.calibration.fitting import fit_calibrator
@@ -83,6 +85,8 @@ _HOME = {
     "decide": "quality.deciding",
     "fit_calibrator": "calibration.fitting",
     "apply_calibrator": "calibration.applying",
+    "Audit": "audit.result",
+    "audit_predictions": "audit.auditing",
     "SegcalError": "errors",
     "ConfigError": "errors",
     "ShapeError": "errors",
@@ -93,6 +97,7 @@ _HOME = {
 }
 __all__ = [
     "ACELoss",
+    "Audit",
     "BinStatistics",
     "Binning",
     "Calibrator",
@@ -120,6 +125,7 @@ __all__ = [
     "ace",
     "apply_calibrator",
     "apply_quality",
+    "audit_predictions",
     "best_threshold",
     "bin_statistics",
     "brier",

@@ -318,6 +318,16 @@ def test_dice_of_validation_cases_is_nnunets(soft, tmp_path):
         assert ours[case, name, "dice"] == pytest.approx(dice, abs=0.02, nan_ok=True)
 
 
+@pytest.mark.parametrize("kind", ["classes", "regions"])
+def test_an_audit_of_the_model_folder_finds_labels_names_and_regions(soft, hard, tmp_path, kind):
+    run, options = (soft, ()) if kind == "classes" else (hard, ("--sigmoid", "--regions", hard.model / "dataset.json"))
+    said = " ".join(segcal("audit", run.model, "--out", tmp_path / "audit").split())
+    assert "gt_segmentations" in said
+    assert "to fit and check a calibrator takes at least 5 patients; there are 2." in said
+    segcal("evaluate", run.model, run.raw / "labelsTr", "--out", tmp_path / "out", *options)
+    assert values(tmp_path / "audit" / "before") == pytest.approx(values(tmp_path / "out"), nan_ok=True)
+
+
 def test_dice_of_a_region_is_nnunets_but_for_a_probability_of_one_half(hard, tmp_path):
     """Of the region that is last in the label map: earlier ones are written over there, as nobody forbids a core
     outside of the whole."""

@@ -179,7 +179,7 @@ def test_methods_are_described_without_docstrings():
 
 
 VERBS = ["", "evaluate", "compare", "report", "datasets", "datasets check", "train", "predict", "export-bundle", "demo",
-         "calibrate", "calibrate fit", "calibrate apply", "decide", "study", "study run", "study plan",
+         "calibrate", "calibrate fit", "calibrate apply", "decide", "audit", "study", "study run", "study plan",
          "study status", "study report", "doctor"]  # fmt: skip
 
 

@@ -14,7 +14,8 @@ def browser():
     if chromium is None:
         pytest.skip("no Chromium found to open the report with")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives Chromium")
-    flags = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
+    flags = "--no-sandbox --use-angle=swiftshader --enable-unsafe-swiftshader"  # WebGL without a graphics card
+    flags += " --disable-background-networking --disable-component-update --disable-sync"
     with playwright.sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=chromium, args=flags.split())
         yield opened

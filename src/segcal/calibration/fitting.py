@@ -6,22 +6,23 @@ patient. The calibrator that is kept is fitted to all cases.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from segcal import __version__
 from segcal._io.files import locked, make_folder
-from segcal._io.jobs import Failure, key_of
+from segcal._io.jobs import PARTS, Failure, key_of
 from segcal._io.words import counted
 from segcal.calibration.choosing import AUTO, CANDIDATES, UNCHANGED, Choice, choose, chosen_patients
+from segcal.calibration.estimate import Blank, about_seconds
 from segcal.calibration.folds import fit_once, make_folds
+from segcal.calibration.steps import FIT_STEPS, Progress, Steps, Watched
 from segcal.calibrators import (
     Calibrator,
     EnsembleTemperature,
@@ -31,14 +32,10 @@ from segcal.calibrators import (
     Temperature,
     make_calibrator,
 )
-from segcal.calibrators.boxes import SURE
 from segcal.calibrators.calibrator import Activation, Inputs
-from segcal.calibrators.cost import APPLIED, duration, fit_seconds
+from segcal.calibrators.cost import duration
 from segcal.errors import ConfigError, SegcalError, check_seed
-from segcal.evaluation.calibrated import (
-    FolderCase,
-    activation_of,
-)
+from segcal.evaluation.calibrated import FolderCase, activation_of
 from segcal.evaluation.cohort import case_key, open_cohort
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.measure import Measured, measure_case
@@ -46,19 +43,11 @@ from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.outcome import Note, as_plain, gather_notes, told
 from segcal.evaluation.results import stack_cases
 from segcal.evaluation.sums import CaseSums
-from segcal.volumes import (
-    CaseFiles,
-    Pairing,
-    count_channels,
-    open_case,
-)
+from segcal.volumes import CaseFiles, Pairing, count_channels
 from segcal.volumes.averaging import Mean
 
-FIT_STEPS = 10  # of the progress
 MOST_AT_ONCE = 1 << 27  # values of a case, half a gigabyte: no larger one is held at once unless asked for
-HALF_WAY = 3  # passes after which a fit that takes as many as it needs is about half-way
 _BEGIN_FROM_A_DRAW = (LinearCalibrator, EnsembleTemperature)
-Progress = Callable[[int, int, str], None]
 
 
 class Fitted(NamedTuple):
@@ -74,6 +63,45 @@ class Fitted(NamedTuple):
     notes: tuple[Note, ...] = ()
     choice: Choice | None = None
     """What the method "auto" tried; the evaluations then are of the cases that it was tried on."""
+    held_out: tuple[HeldOut, ...] = ()
+    """What calibrated the cases of `after`."""
+
+
+class HeldOut(NamedTuple):
+    """Cases that were held out together, and the calibrator that was fitted without them."""
+
+    cases: tuple[str, ...]
+    calibrator: Calibrator
+
+
+class Plan(NamedTuple):
+    """What a fit will do, as far as names and headers tell."""
+
+    candidates: list[Blank]
+    options: Options
+    pairing: Pairing
+    groups: list[list[str]]
+    """Cases that are held out together while candidates are tried."""
+    everyone: list[list[str]]
+    """The same where the one that is taken is then checked on all cases; none where it has been."""
+
+    @property
+    def tried(self) -> int:
+        return sum(map(len, self.groups))
+
+    @property
+    def steps(self) -> int:
+        """Of the progress."""
+        each = self.tried * sum(len(each.strengths) for each in self.candidates) + sum(map(len, self.everyone))
+        fits = 1 + len(self.groups) * len(self.candidates) + len(self.everyone)
+        return len(self.pairing.cases) + each + FIT_STEPS * fits
+
+    def about_seconds(self, files: CaseFiles, sums: CaseSums, case_s: float) -> float:
+        """What fits and check take, were all cases like this one, which takes `case_s` to read and measure."""
+        return about_seconds(
+            self.candidates, files, sums, case_s, cases=len(self.pairing.cases), tried=self.tried,
+            folds=len(self.groups), checked_again=sum(map(len, self.everyone)),
+        )  # fmt: skip
 
 
 def fit_calibrator(
@@ -90,6 +118,8 @@ def fit_calibrator(
     folds: int | None = None,
     patients: str | None = None,
     seed: int = 0,
+    check_all: bool = False,
+    measured: str | os.PathLike[str] | None = None,
     progress: Progress = lambda done, total, text: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Fitted:
@@ -112,6 +142,8 @@ def fit_calibrator(
     folds: of the cross-validation; 5, or as many as there are patients, if not given. 0 fits without the check.
     patients: which cases belong together, as in `compare`.
     seed: of the folds.
+    check_all: "auto" tries on some of the patients where there are very many; check what it takes on all of them.
+    measured: a folder that `evaluate` wrote of the same cases, read alike: what is there is not measured again.
     progress: is called with steps done, all steps and a text.
     say: is told about how long it all takes.
 
@@ -130,35 +162,55 @@ def fit_calibrator(
     >>> round(fitted.calibrator.temperature, 2)  # which makes 0.75 of 0.99
     4.18
     """
-    reading = options or ReadOptions()
-    meant, pairing = open_cohort(predictions, labels, reading, members=members, mean=mean, bins=bins)
+    plan = plan_fit(
+        predictions, labels, members=members, mean=mean, method=method, settings=settings, options=options, bins=bins,
+        folds=folds, patients=patients, seed=seed, check_all=check_all, say=say,
+    )  # fmt: skip
+    out = Path(out)
+    if out.is_dir():
+        raise ConfigError(f"--out must be a file, as calibrator.json; {out} is a folder.")
+    make_folder(out.parent)
+    with locked(out.with_name(f".{out.name}.lock"), out):
+        parts = _Parts(out.with_name(f".{out.name}.parts"), None if measured is None else Path(measured) / PARTS)
+        fitted = _fit(plan, patients, out, parts, Steps(progress, plan.steps), say)
+        parts.remove()
+        return fitted
+
+
+def plan_fit(
+    predictions: str | os.PathLike[str],
+    labels: str | os.PathLike[str],
+    *,
+    members: Sequence[str | os.PathLike[str]] = (),
+    mean: Mean = "probabilities",
+    method: str = AUTO,
+    settings: dict[str, Any] | None = None,
+    options: ReadOptions | None = None,
+    bins: int = 20,
+    folds: int | None = None,
+    patients: str | None = None,
+    seed: int = 0,
+    check_all: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """What `fit_calibrator` will do with the same arguments; it refuses what that refuses, before any work."""
+    meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), members=members, mean=mean, bins=bins)
     channels = _channels(pairing.cases)
-    activation = activation_of(channels, meant)
     for name, instead in (
         ("activation", "it follows from --sigmoid"),
         ("method", "give --method"),
     ):
         if name in (settings or {}):
             raise ConfigError(f"{name} must not be a setting here; {instead}.")
-    candidates = _candidates(method, settings or {}, activation, meant, folds)
+    candidates = _candidates(method, settings or {}, activation_of(channels, meant), meant, folds)
     if method == AUTO and (large := _large_cases(pairing.cases, channels, meant)):
         candidates = [each for each in candidates if not each.calibrator.spatial]
         say(f"{counted(large, 'case')} of more than {MOST_AT_ONCE:,} values: what needs whole cases is not tried")
     names = [files.name for files in pairing.cases]
     tried = chosen_patients(names, patients) if method == AUTO else names
     groups = make_folds(tried, patients, folds, check_seed(seed))
-    out = Path(out)
-    if out.is_dir():
-        raise ConfigError(f"--out must be a file, as calibrator.json; {out} is a folder.")
-    make_folder(out.parent)
-    with locked(out.with_name(f".{out.name}.lock"), out):
-        often = sum(len(each.strengths) for each in candidates) if groups else 0
-        fits = 1 + len(groups) * len(candidates)
-        steps = _Steps(progress, len(pairing.cases) + len(tried) * often + FIT_STEPS * fits)
-        parts = _Parts(out.with_name(f".{out.name}.parts"))
-        fitted = _fit(candidates, meant, pairing, groups, patients, out, parts, steps, say)
-        parts.remove()
-        return fitted
+    everyone = make_folds(names, patients, folds, seed) if check_all and len(tried) < len(names) else []
+    return Plan(candidates, meant, pairing, groups, everyone)
 
 
 def _channels(cases: Sequence[CaseFiles]) -> int:
@@ -183,7 +235,7 @@ def _large_cases(cases: Sequence[CaseFiles], channels: int, options: Options) ->
 
 def _candidates(
     method: str, settings: dict[str, Any], activation: Activation, options: Options, folds: int | None
-) -> list[_Blank]:
+) -> list[Blank]:
     """What is to be fitted; wrong settings are refused before any work."""
     if method != AUTO:
         blank = make_calibrator(method, activation=activation, **settings)
@@ -192,7 +244,7 @@ def _candidates(
                 f"voxels must not be left out, as those of label {options.ignore_index}, where the calibrator looks at "
                 f"their neighbours; fit {method} without dilations and smoothing."
             )
-        return [_Blank(blank, {1.0: method})]
+        return [Blank(blank, {1.0: method})]
     if settings:
         raise ConfigError(f"the method 'auto' must go without settings; got {', '.join(settings)}. Name a method.")
     if folds == 0:
@@ -201,35 +253,20 @@ def _candidates(
     for each in CANDIDATES:
         blank = make_calibrator(each.method, activation=activation, **each.settings)
         if not (blank.spatial and options.ignore_index is not None):
-            found.append(_Blank(blank, {strength: each.named(strength) for strength in each.strengths}))
+            found.append(Blank(blank, {strength: each.named(strength) for strength in each.strengths}))
     return found
 
 
-class _Blank(NamedTuple):
-    """A calibrator to fit, and the names under which it is tried at each strength."""
-
-    calibrator: Calibrator
-    strengths: dict[float, str]
-
-
 def _fit(
-    candidates: list[_Blank],
-    options: Options,
-    pairing: Pairing,
-    groups: list[list[str]],
-    patients: str | None,
-    out: Path,
-    parts: _Parts,
-    steps: _Steps,
-    say: Callable[[str], None],
+    plan: Plan, patients: str | None, out: Path, parts: _Parts, steps: Steps, say: Callable[[str], None]
 ) -> Fitted:
     """Measure all cases, fit without each group and measure it again, fit to all what is taken, and write that."""
+    candidates, options, pairing, groups, everyone = plan
 
     def measured(number: int, files: CaseFiles, sums: CaseSums, seconds: float) -> None:
         if number == min(2, len(pairing.cases)) and not parts.resumed:  # the first one may have waited for compilers
-            tried = sum(map(len, groups))
-            about = _about_seconds(candidates, files, sums, options, seconds, len(pairing.cases), tried, len(groups))
-            fits = counted(len(groups) * len(candidates) + 1, "fit")
+            about = seconds * len(pairing.cases) + plan.about_seconds(files, sums, seconds)
+            fits = counted(len(groups) * len(candidates) + len(everyone) + 1, "fit")
             say(f"this takes roughly {duration(about)}: {fits} to {counted(len(pairing.cases), 'case')}")
 
     before, doubts, failures = _measured(pairing.cases, options, parts, steps, measured)
@@ -244,58 +281,89 @@ def _fit(
         return found
 
     tried = [name for name in cases if any(name in group for group in groups)] if groups else list(cases)
-    after: dict[str, Evaluation] = {}
-    wrong: list[SegcalError] = []
-    for each in candidates if groups else ():
-        try:
-            checked = _checked(each, {name: cases[name] for name in tried}, groups, options, parts, steps)
-        except SegcalError as error:
-            wrong.append(error)
-        else:
-            after |= {name: evaluation(sums) for name, sums in checked.items()}
-    if wrong and not after:
-        raise wrong[0]
     shown = evaluation({name: before[name] for name in tried})
-    choice = choose(shown, after, patients=patients) if len(candidates) > 1 else None
-    taken = next(iter(candidates[0].strengths.values())) if choice is None else choice.taken
+    after, held_out = _tried(candidates, {name: cases[name] for name in tried}, groups, options, parts, steps)
+    results = {name: evaluation(sums) for name, sums in after.items()}
+    choice = choose(shown, results, patients=patients) if len(candidates) > 1 else None
+    taken = candidates[0].name if choice is None else choice.taken
+    if everyone:
+        shown = evaluation(before)
     if taken == UNCHANGED:
         calibrator: Calibrator = Temperature(1.0, activation=candidates[0].calibrator.activation)
-        after[taken] = shown
+        results[taken] = shown
     else:
-        place, strength = _place(candidates, taken)
-        fits = _Fits(candidates[place].calibrator, cases, parts, steps)
-        calibrator = fits.without((), "fitting to all cases").weakened(strength)
+        blank, strength = _candidate(candidates, taken)
+        if everyone:
+            chosen = Blank(blank, {strength: taken})
+            sums, held_out[taken] = _checked(chosen, cases, everyone, options, parts, steps)[taken]
+            results[taken] = evaluation(sums)
+        calibrator = _Fits(blank, cases, parts, steps).without((), "fitting to all cases").weakened(strength)
     if (picture := picture_beside(out)) != out:
         picture.unlink(missing_ok=True)  # of the calibrator that was here
     calibrator.save(out)
     steps.end()
-    return Fitted(calibrator, shown, after.get(taken), len(groups), failures, pairing, notes, choice)
+    used = tuple(held_out.get(taken, ()))
+    return Fitted(calibrator, shown, results.get(taken), len(groups), failures, pairing, notes, choice, used)
 
 
-def _place(candidates: Sequence[_Blank], name: str) -> tuple[int, float]:
-    """Where the candidate of this name stands, and its strength."""
-    return next((i, at) for i, each in enumerate(candidates) for at, called in each.strengths.items() if called == name)
+def _candidate(candidates: Sequence[Blank], name: str) -> tuple[Calibrator, float]:
+    """The candidate of this name, and its strength."""
+    return next((each.calibrator, at) for each in candidates for at, called in each.strengths.items() if called == name)
 
 
-def _checked(
-    candidate: _Blank,
+def _tried(
+    candidates: Sequence[Blank],
     cases: Mapping[str, FolderCase],
     groups: list[list[str]],
     options: Options,
     parts: _Parts,
-    steps: _Steps,
-) -> dict[str, dict[str, CaseSums]]:
-    """Sums of each case by calibrators fitted without its group, by the names of the candidate's strengths."""
+    steps: Steps,
+) -> tuple[dict[str, dict[str, CaseSums]], dict[str, list[HeldOut]]]:
+    """What each candidate makes of the cases, and what it was fitted without; one that cannot be fitted is left out."""
+    after: dict[str, dict[str, CaseSums]] = {}
+    held_out: dict[str, list[HeldOut]] = {}
+    wrong: list[SegcalError] = []
+    for each in candidates if groups else ():
+        try:
+            checked = _checked(each, cases, groups, options, parts, steps)
+        except SegcalError as error:
+            wrong.append(error)
+        else:
+            after |= {name: check.sums for name, check in checked.items()}
+            held_out |= {name: check.held_out for name, check in checked.items()}
+    if wrong and not after:
+        raise wrong[0]
+    return after, held_out
+
+
+class _Check(NamedTuple):
+    """Sums of cases by calibrators that were fitted without them, and which those are."""
+
+    sums: dict[str, CaseSums]
+    held_out: list[HeldOut]
+
+
+def _checked(
+    candidate: Blank,
+    cases: Mapping[str, FolderCase],
+    groups: list[list[str]],
+    options: Options,
+    parts: _Parts,
+    steps: Steps,
+) -> dict[str, _Check]:
+    """Each case by a calibrator fitted without its group, by the names of the candidate's strengths."""
     fits = _Fits(candidate.calibrator, cases, parts, steps)
-    after: dict[str, dict[str, CaseSums]] = {name: {} for name in candidate.strengths.values()}
+    after = {name: _Check({}, []) for name in candidate.strengths.values()}
     for number, group in enumerate(groups):
         held_out = [name for name in group if name in cases]
-        text = f"{candidate.strengths[1.0]}, fitting without part {number + 1} of {len(groups)}"
-        calibrator = fits.without(held_out, text)
+        text = f"{candidate.name}, fitting without part {number + 1} of {len(groups)}"
+        fitted = fits.without(held_out, text)
         for strength, called in candidate.strengths.items():
+            calibrator = fitted.weakened(strength)
+            after[called].held_out.append(HeldOut(tuple(held_out), calibrator))
             for name in held_out:
                 steps.next(f"measuring {name}")
-                after[called][name] = parts.measure(cases[name].files, options, calibrator.weakened(strength)).sums
+                after[called].sums[name] = parts.measure(cases[name].files, options, calibrator).sums
     return after
 
 
@@ -307,14 +375,18 @@ def picture_beside(out: Path) -> Path:
 class _Parts:
     """What an interrupted fit has done, named by keys, in a folder beside the calibrator; it goes at the end."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.resumed = folder, folder.exists()
+    def __init__(self, folder: Path, measured: Path | None = None) -> None:
+        self.folder, self.measured = folder, measured
+        self.resumed = folder.exists() or measured is not None
         make_folder(folder)
 
     def measure(self, files: CaseFiles, options: Options, calibrator: Calibrator | None = None) -> Measured:
         """The sums of a case, and what is doubtful about it."""
         mark = None if calibrator is None else calibrator.fingerprint
-        path = self.folder / f"{key_of(case_key(files, options), mark)}.npz"
+        key = case_key(files, options)
+        path = self.folder / f"{key_of(key, mark)}.npz"
+        if self.measured is not None and calibrator is None and CaseSums.are_in(self.measured / f"{key}.npz", options):
+            path = self.measured / f"{key}.npz"
         if not CaseSums.are_in(path, options):
             sums, doubts = measure_case(files, options, calibrator=calibrator)
             sums.save(path, files.name, (), doubts=doubts)
@@ -325,55 +397,10 @@ class _Parts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class _Steps:
-    """Tells the progress of a job of several kinds of steps."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self.progress, self.done, self.total = progress, 0, total
-
-    def tell(self, text: str) -> None:
-        self.progress(self.done, self.total, text)
-
-    def next(self, text: str) -> None:
-        self.progress(self.done, self.total, text)
-        self.done += 1
-
-    @contextmanager
-    def fit(self, text: str) -> Iterator[Callable[[float, str], None]]:
-        """The steps of a fit; what comes tells which share of it is done, and a word more."""
-
-        def tell(share: float, more: str) -> None:
-            self.progress(self.done + int(share * FIT_STEPS), self.total, f"{text}, {more}")
-
-        self.progress(self.done, self.total, text)
-        yield tell
-        self.done += FIT_STEPS
-
-    def end(self) -> None:
-        self.progress(self.total, self.total, "done")
-
-
-class _Watched:
-    """Cases to fit on that tell how often they have been gone through."""
-
-    def __init__(self, cases: Sequence[FolderCase], tell: Callable[[float, str], None]) -> None:
-        self.cases, self.tell, self.passes = cases, tell, 0
-
-    def __len__(self) -> int:
-        return len(self.cases)
-
-    def __iter__(self) -> Iterator[FolderCase]:
-        self.passes += 1
-        for i, case in enumerate(self.cases):
-            done = self.passes - 1 + i / len(self.cases)
-            self.tell(done / (done + HALF_WAY), f"pass {self.passes}, case {i + 1} of {len(self.cases)}")
-            yield case
-
-
 class _Fits:
     """Fits to some of the cases; voxels to begin from are drawn once for all of them."""
 
-    def __init__(self, blank: Calibrator, cases: Mapping[str, FolderCase], parts: _Parts, steps: _Steps) -> None:
+    def __init__(self, blank: Calibrator, cases: Mapping[str, FolderCase], parts: _Parts, steps: Steps) -> None:
         self.blank, self.cases, self.parts, self.steps = blank, cases, parts, steps
         self.keys = {name: case_key(case.files, case.options) for name, case in cases.items()}
 
@@ -382,7 +409,7 @@ class _Fits:
         if not isinstance(self.blank, _BEGIN_FROM_A_DRAW) or self.blank.settings().get("protocol") == "one-epoch":
             return None
         tell = self.steps.tell
-        return self.blank.draw(_Watched(list(self.cases.values()), lambda share, more: tell(f"drawing voxels, {more}")))
+        return self.blank.draw(Watched(list(self.cases.values()), lambda share, more: tell(f"drawing voxels, {more}")))
 
     def without(self, held_out: Iterable[str], text: str) -> Calibrator:
         """A calibrator fitted to the other cases."""
@@ -402,7 +429,7 @@ class _Fits:
         cases = list(self.cases.values())
         calibrator = make_calibrator(self.blank.method, **self.blank.settings())
         inputs: Inputs = "logits" if cases[0].options.logits else "probabilities"
-        stream = _Watched([cases[i] for i in places], tell)
+        stream = Watched([cases[i] for i in places], tell)
         if isinstance(calibrator, _BEGIN_FROM_A_DRAW) and self.sample is not None:
             return calibrator.fit(stream, inputs=inputs, sample=self.sample.select(places))
         if isinstance(calibrator, LocalTemperature):
@@ -416,7 +443,7 @@ def _measured(
     cases: Sequence[CaseFiles],
     options: Options,
     parts: _Parts,
-    steps: _Steps,
+    steps: Steps,
     tell: Callable[[int, CaseFiles, CaseSums, float], None],
 ) -> tuple[dict[str, CaseSums], dict[str, tuple[str, ...]], list[Failure]]:
     """Sums of the cases as they are, what is doubtful about them, and those that cannot be measured.
@@ -434,30 +461,3 @@ def _measured(
         else:
             tell(len(sums), files, sums[files.name], time.perf_counter() - start)
     return sums, doubts, failures
-
-
-def _about_seconds(
-    candidates: Sequence[_Blank],
-    files: CaseFiles,
-    sums: CaseSums,
-    options: Options,
-    case_s: float,
-    cases: int,
-    tried: int,
-    folds: int,
-) -> float:
-    """What measuring, fits and cross-validation take together, were all cases like this one."""
-    with open_case(files) as case:
-        classes, shape = case.classes, case.grid.shape
-    top = sums.top_label[0] if sums.top_label.size else sums.bins[0].mean(0)
-    unsure = float(top[: math.floor(SURE * len(top))].sum() / max(top.sum(), 1))
-    checks = last = 0.0
-    for blank, strengths in candidates:
-
-        def one_fit(number: int, blank: Calibrator = blank) -> float:
-            return fit_seconds(blank, case_s * number, classes=classes, shape=shape, unsure=unsure)
-
-        if folds:  # a fit without a part is to fewer cases
-            checks += APPLIED * case_s * tried * len(strengths) + (folds - 1) * one_fit(tried)
-        last = max(last, one_fit(cases))
-    return case_s * cases + checks + last

@@ -22,18 +22,22 @@ APPLIED = 4  # to calibrate and measure cases, likewise
 SURE_KEPT = 0.1  # of voxels that are sure, by a local temperature
 
 
-def fit_seconds(calibrator: Calibrator, pass_s: float, *, classes: int, shape: Sequence[int], unsure: float) -> float:
-    """Of one fit to cases of about this shape that take `pass_s` to read and measure.
+def passes_of(calibrator: Calibrator) -> float:
+    """What a fit takes, in times that it takes to read and measure its cases."""
+    followed = calibrator.settings().get("objective", "nll") != "nll"
+    return PASSES[calibrator.method] + (FOLLOWED if followed else 0)
+
+
+def training_seconds(calibrator: Calibrator, *, classes: int, shape: Sequence[int], unsure: float) -> float:
+    """What steps of a training take beyond that, however many cases of about this shape; they are tried for a moment.
 
     unsure: the share of voxels whose largest probability is 0.99 at most.
     """
-    settings = calibrator.settings()
-    seconds = pass_s * (PASSES[calibrator.method] + (FOLLOWED if settings.get("objective", "nll") != "nll" else 0))
-    if isinstance(calibrator, LocalTemperature):
-        if not calibrator.spatial:
-            shape = (max(1, round(math.prod(shape) * (unsure + (1 - unsure) * SURE_KEPT))),)
-        seconds += calibrator.steps * step_seconds(calibrator, classes, shape)
-    return seconds
+    if not isinstance(calibrator, LocalTemperature):
+        return 0.0
+    if not calibrator.spatial:
+        shape = (max(1, round(math.prod(shape) * (unsure + (1 - unsure) * SURE_KEPT))),)
+    return calibrator.steps * step_seconds(calibrator, classes, shape)
 
 
 def step_seconds(calibrator: LocalTemperature, classes: int, shape: Sequence[int]) -> float:

@@ -5,6 +5,7 @@ A module holds the commands of the package that it is named after.
 
 from segcal.cli import (  # noqa: F401  the verbs
     adapters,
+    audit,
     calibration,
     comparison,
     datasets,

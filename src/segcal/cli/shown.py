@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -169,5 +169,20 @@ def progress_bar(unit: str) -> Iterator[Advance]:
         def advance(done: int, total: int, text: str = "") -> None:
             speed = bar.tasks[0].speed
             bar.update(task, completed=done, total=total, rate=f"{speed:.2f} {unit}/s" if speed else "", text=text)
+
+        yield advance
+
+
+@contextmanager
+def overall_bar() -> Iterator[Callable[[float, float | None, str], None]]:
+    """A bar on stderr for work of several kinds, in the seconds that all of it may take, with the time left."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=stderr()) as bar:
+        task = bar.add_task("", total=None)
+
+        def advance(done: float, total: float | None, text: str) -> None:
+            bar.update(task, completed=done, total=total, description=text)
 
         yield advance

@@ -162,6 +162,9 @@ def options_of(evaluation: Evaluation) -> Options:
         regions=Regions.from_json(told["regions"]),
         class_names=None if names is None else tuple((value, name) for value, name in names),
         values=values and tuple(values),
+        ignore_index=told.get("ignore_index"),
+        calibrator=told.get("calibrator"),
+        calibrator_fingerprint=told.get("calibrator_fingerprint"),
     )
 
 

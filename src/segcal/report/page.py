@@ -32,8 +32,11 @@ from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.decisions import decision_data, lacking
 from segcal.report.reading import reading
 from segcal.report.rendering import environment, method_style, png_text, policy, template_text
+from segcal.viewer.cases import ViewedCase
+from segcal.viewer.embedding import embedded_facts, embedded_volumes, niivue_license, niivue_script, packed
 
 SCRIPTS = ("svg.js", "charts.js", "cases.js", "decisions.js", "report.js")
+VIEWER_SCRIPTS = ("viewer.js", "embedded.js")
 PNG = b"\x89PNG\r\n\x1a\n"
 PARTS = {  # each fits a screen beside the other
     "overlap, calibration and what it cost": LAYOUTS[MAIN[0]],
@@ -69,6 +72,7 @@ def build_report(
     *,
     patients: str | None = None,
     maps: Sequence[ReportMap] = (),
+    cases: Sequence[ViewedCase] = (),
     title: str | None = None,
     test: Literal["t", "wilcoxon"] = "t",
     correction: Literal["none", "holm"] = "none",
@@ -86,6 +90,7 @@ def build_report(
     out: the file, which is replaced if it is there.
     patients: which cases belong together, as in `compare`.
     maps: pictures of cases to embed.
+    cases: cases whose volumes to embed, to be looked at in three planes; `segcal.viewer.view_cases` makes them.
     title: of the page; if not given, it follows from the methods.
     test, correction, level, resamples, seed: as in `compare`.
     comparison: of these evaluations, if there is one already. It is taken as it is, with its own test, correction and
@@ -117,7 +122,7 @@ def build_report(
                 resamples=resamples,
                 seed=seed,
             )
-        page = _page(evaluations, comparison, patients=patients, maps=maps, title=title, seed=seed)
+        page = _page(evaluations, comparison, patients=patients, maps=maps, viewed=cases, title=title, seed=seed)
     write_whole(out, page.encode(errors="replace"))  # names of files may hold what is no text
     return out
 
@@ -128,6 +133,7 @@ def _page(
     *,
     patients: str | None,
     maps: Sequence[ReportMap],
+    viewed: Sequence[ViewedCase],
     title: str | None,
     seed: int,
 ) -> str:
@@ -144,9 +150,11 @@ def _page(
         comparison=comparison,
         paragraphs=reading(comparison, diagrams),
         maps=maps,
+        viewed=viewed,
         evaluations=evaluations,
         data=chart_data(comparison, matched, diagrams)
-        | {"decisions": decision_data(comparison, matched, names), "cases": cases},
+        | {"decisions": decision_data(comparison, matched, names), "cases": cases}
+        | ({"viewed": embedded_facts(viewed)} if viewed else {}),
     )
 
 
@@ -199,11 +207,14 @@ def _render(
     comparison: Comparison,
     paragraphs: Sequence[str],
     maps: Sequence[ReportMap],
+    viewed: Sequence[ViewedCase],
     evaluations: Mapping[str, Evaluation],
     data: Mapping[str, Any],
 ) -> str:
     style = template_text("report.css") + method_style(method_colours(comparison.methods))
-    script = "\n".join(map(template_text, SCRIPTS))
+    style += template_text("viewer.css") if viewed else ""
+    script = "\n".join(map(template_text, SCRIPTS + (VIEWER_SCRIPTS if viewed else ())))
+    niivue = niivue_script() if viewed else ""
     failures = [(i, case) for i, part in enumerate(evaluations.values()) for case in failed_cases(part)]
     return (
         environment()
@@ -218,6 +229,10 @@ def _render(
             undecided=lacking(data["decisions"], comparison.methods),
             missing=_missing(comparison.classes, data["cases"]),
             maps=[(picture, png_text(picture.png)) for picture in maps],
+            viewed=viewed,
+            volumes=embedded_volumes(viewed),
+            niivue=packed(niivue.encode()),
+            niivue_license=niivue_license(),
             known_cases=frozenset(data["cases"]["names"]),
             failures=failures,
             failed=len({failure.case for _, failure in failures}),
@@ -228,7 +243,7 @@ def _render(
             # Neither holds anything from outside but colours, so they need no escaping.
             style=Markup(style),
             script=Markup(script),
-            policy=policy(style, script),
+            policy=policy(style, script, niivue),
             data=embedded_json(data),
         )
     )

@@ -41,9 +41,10 @@ def method_style(colours: Mapping[str, str]) -> str:
     )
 
 
-def policy(style: str, script: str = "") -> str:
-    """Nothing from elsewhere, and of what is here only this script and this style."""
-    allowed = f"script-src '{_hash(script)}'; " if script else ""
+def policy(style: str, *scripts: str) -> str:
+    """Nothing from elsewhere, and of what is here only these scripts and this style."""
+    hashes = " ".join(f"'{_hash(script)}'" for script in scripts if script)
+    allowed = f"script-src {hashes}; " if hashes else ""
     return (
         f"default-src 'none'; img-src data:; {allowed}style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
     )

@@ -22,6 +22,7 @@ _CLASS_FILES = [
     re.compile(form, re.IGNORECASE) for form in (rf"(?P<case>){_NUMBERED}", rf"(?P<case>.+?)[_-]{_NUMBERED}")
 ]
 
+_FOLD = re.compile(r"fold_\d+")
 _LEFT_OUT = (".", "crossval_results_folds_")  # hidden; label maps that nnU-Net gathers from its folds
 
 Numbered = tuple[int, Path]  # a file after the number in its name
@@ -272,7 +273,7 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
                 if (place.st_dev, place.st_ino) in seen:
                     continue
                 seen.add((place.st_dev, place.st_ino))
-                entries = sorted(path for path in folder.iterdir() if not path.name.startswith(_LEFT_OUT))
+                entries = _looked_at(folder)
                 stems = {path: stem for path in entries if (stem := stem_of(path)) and not path.is_dir()}
                 for path in stems:
                     _need_text(path)
@@ -283,6 +284,14 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
     except OSError as error:
         raise FileError(f"{root} and the folders in it must be readable; {error}.") from error
     return found
+
+
+def _looked_at(folder: Path) -> list[Path]:
+    """What is in a folder, sorted, without what is left out: beside folds of nnU-Net fold_all, too, which saw all."""
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith(_LEFT_OUT))
+    if any(_FOLD.fullmatch(path.name) for path in entries):
+        return [path for path in entries if path.name != "fold_all"]
+    return entries
 
 
 def _need_text(path: Path) -> None:

@@ -1,0 +1,10 @@
+"""The whole chain in one call: evaluate, calibrate, promise quality, report, and what to do next.
+
+Every step is a function of another package, as its own command calls it. `nnunet` finds what belongs to a model folder,
+`auditing` takes the steps, `course` tells of them as one, `advice` writes down the commands that use what came of them.
+"""
+
+from segcal.audit.auditing import audit_predictions
+from segcal.audit.result import Audit
+
+__all__ = ["Audit", "audit_predictions"]

@@ -1,0 +1,111 @@
+"""The verb for the whole chain: audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from segcal._io.words import counted
+from segcal.cli.app import app
+from segcal.cli.options import ClassNames, IgnoreIndex, Patients, Regions, Sigmoid, StrictGrid, read_options
+from segcal.cli.orderly import Verb
+from segcal.cli.shown import (
+    overall_bar,
+    print_json,
+    refusing,
+    say,
+    show_failures,
+    show_notes,
+    show_tables,
+    show_unpaired,
+)
+
+if TYPE_CHECKING:
+    from segcal.audit import Audit
+
+
+@app.command(cls=Verb)
+def audit(
+    predictions: Annotated[
+        Path, typer.Argument(help="Maps of cases that the network was not trained on, or a model folder of nnU-Net.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for all results; started again, it goes on there.")],
+    labels: Annotated[
+        Path | None, typer.Argument(help="Folder of label maps; of a model folder, those of its dataset if not given.")
+    ] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images, to show cases upon.")] = None,
+    patients: Patients = None,
+    logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
+    sigmoid: Sigmoid = False,
+    regions: Regions = None,
+    ignore_index: IgnoreIndex = None,
+    class_names: ClassNames = None,
+    strict_grid: StrictGrid = False,
+    cases: Annotated[
+        int,
+        typer.Option(min=0, help="How many cases to show: the worst, around the median, the best by Dice."),
+    ] = 6,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that measure, each with one case at a time.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found and written as JSON.")] = False,
+) -> None:
+    """Evaluate, calibrate, promise quality and report in one command; NEXT.md says what to do with it."""
+    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+        import segcal
+
+        with overall_bar() as advance:
+            found = segcal.audit_predictions(
+                predictions,
+                labels,
+                out,
+                images=images,
+                options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
+                patients=patients,
+                workers=workers,
+                cases=cases,
+                progress=advance,
+                say=say,
+            )
+    show_unpaired(found.outcome.pairing)
+    show_failures(found.outcome.failures)
+    show_notes(found.outcome.notes)
+    _print_json(found) if as_json else _show(found)
+    cases, failed = len(found.outcome.evaluation.cases), len(found.outcome.failures)
+    say(f"{counted(cases, 'case')} audited, {failed} failed; the report is {found.report}")
+    say(f"what to do next is in {found.advice}")
+    if found.outcome.failures:
+        raise typer.Exit(1)
+
+
+def _show(found: Audit) -> None:
+    """Tables of before and calibrated, and what was taken or left out."""
+    from segcal.comparison.tables import main_tables, notes
+
+    sentences = [f"Calibrator: {found.chosen}."] if found.chosen else []
+    sentences += [f"Left out: {step}; {why}" for step, why in found.skipped.items()]
+    show_tables(main_tables(found.comparison), [*notes(found.comparison), *sentences])
+
+
+def _print_json(found: Audit) -> None:
+    import json
+
+    from segcal.comparison.tables import to_json
+
+    files = {
+        "report": found.report,
+        "next": found.advice,
+        "calibrator": found.calibrator,
+        "quality": found.quality,
+        "before": found.out / "before",
+        "calibrated": None if found.calibrated is None else found.out / "calibrated",
+    }
+    content = {
+        "cases": len(found.outcome.evaluation.cases),
+        "failures": [failure._asdict() for failure in found.outcome.failures],
+        "files": {name: None if path is None else str(path) for name, path in files.items()},
+        "chosen": found.chosen or None,
+        "skipped": dict(found.skipped),
+        "comparison": json.loads(to_json(found.comparison)),
+    }
+    print_json(json.dumps(content, indent=2, ensure_ascii=False))
