@@ -21,7 +21,7 @@ from segcal.evaluation.diagrams import reliability, reliability_histogram
 from segcal.evaluation.intervals import calibrated_draws
 from segcal.report import ReportMap, build_report, reading
 from segcal.report.content import method_diagrams
-from segcal.report.page import embedded_json
+from segcal.report.rendering import embedded_json
 
 BINS = 20
 CENTRES = [(k + 0.5) / BINS for k in range(BINS)]

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
-from segcal import __version__
 from segcal._io.files import write_whole
 from segcal._io.words import counted
 from segcal.calibrators.cost import duration
@@ -21,7 +18,7 @@ from segcal.evaluation.columns import Column
 from segcal.evaluation.intervals import FEWEST_PATIENTS
 from segcal.evaluation.tables import Cell, Table
 from segcal.plots.saving import DPI
-from segcal.report.rendering import environment, method_style, png_text, policy, template_text
+from segcal.report.rendering import png_text, render_page
 from segcal.study.figures import Drawn, StudyFigure, study_colours
 from segcal.study.summary import CHANGES, MEAN, Results
 
@@ -73,8 +70,9 @@ def build_page(results: Results, drawn: Drawn, out: Path) -> Path:
     colours = study_colours(results)
     config = results.plan.study.config
     tables, keys = [shown_table(table) for table in results.tables], key_results(results)
-    style = template_text("report.css") + template_text("study.css") + method_style(colours)
-    page = environment().get_template("study.html.j2").render(
+    page = render_page(
+        "study.html.j2",
+        colours=colours,
         title=config.title,
         about=[" ".join(text.split()) for text in config.about.split("\n\n") if text.strip()],
         baseline=config.baseline,
@@ -93,12 +91,8 @@ def build_page(results: Results, drawn: Drawn, out: Path) -> Path:
         settings=_settings(results),
         versions=_versions(results),
         notes=[*results.notes, *drawn.remarks],
-        counted=counted,
         failures=results.failures,
-        version=__version__,
-        style=Markup(style),  # holds nothing from outside but colours
-        policy=policy(style),
-    )  # fmt: skip
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, page.encode(errors="replace"))  # names may hold what is no text
     return out
