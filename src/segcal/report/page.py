@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from segcal._io.files import make_folder, write_whole
+from segcal._io.words import joined
 from segcal.comparison.comparison import Comparison, compare, one_thread
 from segcal.comparison.entry import Entry
 from segcal.comparison.matching import match_cases
@@ -28,6 +29,7 @@ from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.decisions import decision_data, lacking
 from segcal.report.reading import reading
 from segcal.report.rendering import png_text, render_page
+from segcal.report.summary import Summary, summarize
 
 SCRIPTS = ("svg.js", "charts.js", "cases.js", "decisions.js", "report.js")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -136,8 +138,9 @@ def _page(
     names = list(dict.fromkeys(name for part in parts.values() for name in part.cases))
     cases = case_data(parts, dict(zip(names, patients_of(names, patients), strict=True)), level=level)
     return _render(
-        title=title or ("Calibration of " + " and ".join(comparison.methods)),
+        title=title or f"Calibration of {joined(comparison.methods)}",
         comparison=comparison,
+        summary=summarize(comparison, diagrams),
         paragraphs=reading(comparison, diagrams),
         maps=maps,
         evaluations=evaluations,
@@ -193,6 +196,7 @@ def _render(
     *,
     title: str,
     comparison: Comparison,
+    summary: Summary,
     paragraphs: Sequence[str],
     maps: Sequence[ReportMap],
     evaluations: Mapping[str, Evaluation],
@@ -206,6 +210,7 @@ def _render(
         data=data,
         title=title,
         comparison=comparison,
+        summary=summary,
         paragraphs=paragraphs,
         notes=explanations(comparison),
         tables=[_tables(comparison, which) for which in comparison.case_sets],
