@@ -28,7 +28,7 @@ from segcal.plots.colors import method_colours
 from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.decisions import decision_data, lacking
 from segcal.report.reading import reading
-from segcal.report.rendering import png_text, render_page
+from segcal.report.rendering import base64_text, render_page
 from segcal.report.summary import Summary, summarize
 
 SCRIPTS = ("svg.js", "charts.js", "cases.js", "decisions.js", "report.js")
@@ -217,7 +217,7 @@ def _render(
         others=list(_other_rows(comparison)),
         undecided=lacking(data["decisions"], comparison.methods),
         missing=_missing(comparison.classes, data["cases"]),
-        maps=[(picture, png_text(picture.png)) for picture in maps],
+        maps=[(picture, base64_text(picture.png)) for picture in maps],
         known_cases=frozenset(data["cases"]["names"]),
         failures=failures,
         failed=len({failure.case for _, failure in failures}),

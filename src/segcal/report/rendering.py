@@ -122,6 +122,6 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def png_text(png: bytes) -> str:
+def base64_text(picture: bytes) -> str:
     """A picture as a data: address holds it."""
-    return base64.b64encode(png).decode()
+    return base64.b64encode(picture).decode()

@@ -6,7 +6,6 @@ Whatever comes from outside (titles, names of datasets, methods, classes and cas
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +16,7 @@ from segcal.calibrators.cost import duration
 from segcal.evaluation.columns import Column
 from segcal.evaluation.intervals import FEWEST_PATIENTS
 from segcal.evaluation.tables import Cell, Table
-from segcal.plots.saving import DPI
-from segcal.report.rendering import png_text, render_page
+from segcal.report.rendering import base64_text, render_page
 from segcal.study.figures import Drawn, StudyFigure, study_colours
 from segcal.study.summary import CHANGES, MEAN, Results
 
@@ -60,7 +58,7 @@ class ShownFigure(NamedTuple):
 
     name: str
     caption: str
-    png: str
+    svg: str
     width: int
     height: int
 
@@ -173,8 +171,8 @@ def shown_table(table: Table) -> ShownTable:
 def _by_kind(figures: Sequence[StudyFigure]) -> dict[str, list[ShownFigure]]:
     found: dict[str, list[ShownFigure]] = {}
     for figure in figures:
-        width, height = (round(pixels / DPI * PX_PER_IN) for pixels in struct.unpack(">II", figure.png[16:24]))
-        shown = ShownFigure(figure.name, figure.caption, png_text(figure.png), width, height)
+        width, height = (round(inches * PX_PER_IN) for inches in figure.size_in)
+        shown = ShownFigure(figure.name, figure.caption, base64_text(figure.svg), width, height)
         found.setdefault(figure.kind, []).append(shown)
     return found
 

@@ -5,6 +5,7 @@ const INLINED = {
   "stroke-linejoin": "miter", "shape-rendering": "auto", "font-family": "", "font-size": "", "font-weight": "400",
 }; // each with what it is where a file says nothing
 const EDGE = 14; // around a saved figure
+const SIZES = { heading: 13, detail: 11 }; // of letters, as in the style
 
 function inlineStyles(root) {
   for (const element of [root, ...root.querySelectorAll("*")]) {
@@ -37,9 +38,10 @@ function contents(figure) {
       return { width, height, title: "", drawing: svg("image", { href: element.src, width, height }) };
     }
     const { width, height } = element.viewBox.baseVal;
+    const title = element.parentElement.querySelector("b")?.textContent ?? element.getAttribute("aria-label");
     const drawing = element.cloneNode(true);
     for (const hit of drawing.querySelectorAll(".hit")) hit.remove();
-    return { width, height, title: element.getAttribute("aria-label"), drawing: fill(drawing, { width, height, overflow: "visible" }, []) };
+    return { width, height, title, drawing: fill(drawing, { width, height, overflow: "visible" }, []) };
   });
 }
 
@@ -49,39 +51,52 @@ function methodsOf(figure) {
   return [...(own.length ? own : figure.closest("section, main").querySelectorAll(".key .method"))];
 }
 
-// One drawing of all that belongs to a figure. Its lines of text come first, and need their height.
-function composed(figure, name) {
-  const parts = contents(figure);
-  const columns = Math.ceil(Math.sqrt(parts.length));
-  const [wide, tall] = [Math.max(...parts.map(({ width }) => width)), Math.max(...parts.map(({ height }) => height))];
-  const single = parts.length === 1;
-  const width = Math.max(columns * (wide + EDGE) - EDGE, 280);
-  const root = svg("svg", { xmlns: SVG });
+// Lines of text below one another, from a height on; and the height below them.
+function written(text, kind, { x, y, width }) {
+  const size = SIZES[kind];
+  const lines = wrapped(text, Math.floor(width / (0.56 * size)));
+  const elements = lines.map((words, i) => svg("text", { x, y: y + (i + 0.9) * 1.35 * size, class: kind, text: words }));
+  return { elements, bottom: y + lines.length * 1.35 * size };
+}
+
+// The title of a figure, what its caption says, and its methods.
+function heading(figure, name, width) {
+  const all = [];
   let y = 0;
-  const write = (text, size, kind, x = 0) => {
-    for (const words of wrapped(text, Math.floor((width - x) / (0.56 * size)))) {
-      y += size * 1.35;
-      root.append(svg("text", { x, y, class: kind, text: words }));
-    }
+  const write = (text, kind, x = 0) => {
+    const { elements, bottom } = written(text, kind, { x, y, width: width - x });
+    all.push(...elements);
+    y = bottom;
   };
-  write(name, 13, "heading");
-  write(figure.querySelector("figcaption .fine")?.textContent ?? "", 11, "detail");
+  write(name, "heading");
+  const detail = figure.querySelector("figcaption .fine")?.textContent ?? "";
+  if (!name.includes(detail)) write(detail, "detail");
   const methods = methodsOf(figure);
   for (const tag of methods.length > 1 ? methods : []) {
     const kind = [...tag.classList].find((each) => /^m\d+$/.test(each));
-    root.append(svg("g", { class: kind }, svg("circle", { cx: 4, cy: y + 11, r: 4, class: "swatch" })));
-    write(tag.textContent.trim(), 11, "detail", 14);
+    all.push(svg("g", { class: kind }, svg("circle", { cx: 4, cy: y + 9, r: 4, class: "swatch" })));
+    write(tag.textContent.trim(), "detail", 14);
   }
-  y += 10;
-  parts.forEach(({ drawing, title }, i) => {
-    const [left, top] = [(i % columns) * (wide + EDGE), y + Math.floor(i / columns) * (tall + (single ? 0 : 30))];
-    if (!single) root.append(svg("text", { x: left, y: top + 14, class: "detail", text: title }));
-    root.append(fill(drawing, { x: left, y: top + (single ? 0 : 20) }, []));
+  return { elements: all, bottom: y + 10 };
+}
+
+// One drawing of all that belongs to a figure; several drawings stand in rows, each below its own title.
+function composed(figure, name) {
+  const parts = contents(figure);
+  const single = parts.length === 1;
+  const columns = Math.ceil(Math.sqrt(parts.length));
+  const wide = Math.max(...parts.map((part) => part.width)) + (single ? 0 : 2 * EDGE);
+  const tall = Math.max(...parts.map((part) => part.height)) + (single ? 0 : 50);
+  const width = Math.max(columns * wide, 280);
+  const { elements, bottom } = heading(figure, name, width);
+  const drawings = parts.flatMap(({ drawing, title }, i) => {
+    const [x, y] = [(i % columns) * wide, bottom + Math.floor(i / columns) * tall];
+    const above = single ? { elements: [], bottom: y } : written(title, "detail", { x, y, width: wide - EDGE });
+    return [...above.elements, fill(drawing, { x, y: above.bottom + (single ? 0 : 4) }, [])];
   });
-  const height = y + Math.ceil(parts.length / columns) * (tall + (single ? 0 : 30));
-  const box = [-EDGE, -EDGE / 2, width + 2 * EDGE, height + 1.5 * EDGE];
-  root.prepend(svg("title", { text: name }), svg("rect", { x: box[0], y: box[1], width: box[2], height: box[3], class: "sheet" }));
-  return fill(root, { viewBox: box.join(" "), width: box[2], height: box[3] }, []);
+  const box = [-EDGE, -EDGE, width + 2 * EDGE, bottom + Math.ceil(parts.length / columns) * tall + 2 * EDGE];
+  const sheet = svg("rect", { x: box[0], y: box[1], width: box[2], height: box[3], class: "sheet" });
+  return svg("svg", { viewBox: box.join(" "), width: box[2], height: box[3] }, svg("title", { text: name }), sheet, ...elements, ...drawings);
 }
 
 function svgText(figure, name) {
