@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
@@ -15,6 +14,15 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from browsing import (
+    copied,
+    downloaded,
+    never_sideways,
+    prints_as_a_document,
+    reads_by_all,
+    switches_theme,
+    unfold,
+)
 from handmade import evaluation_of
 from layouts import write_brats, write_decathlon
 
@@ -340,25 +348,38 @@ def test_a_study_without_results_has_a_page_of_what_is_missing(results, shop, tm
     assert study_colours(none) == {}
 
 
-def test_a_browser_shows_it_at_any_width(page):
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no Chromium found to open the page with")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives Chromium")
-    flags = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
-    troubles, requests = [], []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=flags.split())
-        opened = browser.new_page()
-        opened.on("console", lambda message: troubles.append(message.text))
-        opened.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
-        opened.on("request", lambda request: requests.append(request.url))
-        opened.goto(page.as_uri())
-        for width in (400, 1400):
-            opened.set_viewport_size({"width": width, "height": 800})
-            opened.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
-            assert opened.evaluate("document.documentElement.scrollWidth") <= width
+def test_a_browser_shows_its_figures(watch, page):
+    with watch(page) as opened:
+        unfold(opened)
         assert opened.evaluate("[...document.images].every((image) => image.naturalWidth > 0 && image.width > 300)")
-        browser.close()
-    assert troubles == []
-    assert {url for url in requests if not url.startswith("data:image/svg+xml;")} == {page.as_uri()}
+
+
+@pytest.mark.parametrize("check", [reads_by_all, never_sideways, switches_theme, prints_as_a_document])
+def test_a_browser_shows_it_to_all_at_any_width_and_on_paper(watch, page, check):
+    with watch(page) as opened:
+        check(opened)
+
+
+def test_tables_are_copied_with_each_part_of_a_cell(watch, page, results):
+    table, dataset = results.tables[0], ""
+    with watch(page) as opened:
+        rows = copied(opened, table.title)
+    assert len(rows) == len(table.rows)
+    for shown, row in zip(rows, table.rows, strict=True):
+        dataset = row[0].text or dataset  # is told once
+        assert [shown["Dataset"], shown["Method"]] == [dataset, row[1].text]
+        for heading, cell in zip(table.headings[table.names :], row[table.names :], strict=True):
+            assert shown[heading] == ("" if cell.value == "-" else cell.value)
+            parts = {"spread": cell.spread.removeprefix("± "), "stars": cell.stars, "seeds": cell.seeds}
+            for name, text in parts.items():
+                assert shown.get(f"{heading} {name}", "") == text
+
+
+def test_figures_are_saved_as_they_were_drawn(watch, page, drawn):
+    with watch(page) as opened:
+        buttons = opened.get_by_role("button", name="Save SVG")
+        assert buttons.count() == len(drawn.figures)
+        for button in buttons.all():
+            name, text = downloaded(opened, button)
+            (of_name,) = [each for each in drawn.figures if f"{each.name}.svg".lower() == name]
+            assert text.encode() == of_name.svg
