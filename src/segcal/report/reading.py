@@ -97,7 +97,8 @@ def _calibration(method: str, comparison: Comparison, diagrams: MethodDiagrams) 
     entry = comparison.find(method, metric="ace")
     found = calibration_of(method, comparison, diagrams)
     if found.kind == "none":
-        return f"{method} has no calibration error: no class has a value."
+        why = "case has one by every method" if len(comparison.methods) > 1 else "class has a value"
+        return f"{method} has no calibration error: no {why}."
     on_average = (
         f"On average over cases its ACE, the mean gap over bins, is {_error(entry.value)}; a perfectly calibrated "
         f"model would show at least {_error(entry.floor)} by chance."

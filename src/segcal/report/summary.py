@@ -137,7 +137,7 @@ def _of_several(comparison: Comparison, found: Mapping[str, Calibration]) -> lis
     aces = {method: comparison.find(method, metric="ace") for method in comparison.methods}
     base = aces[baseline]
     if math.isnan(base.value):
-        return [f"Nothing can be compared with {baseline}, which has no calibration error: no class has a value."]
+        return ["The methods cannot be compared: no case has a calibration error by every one of them."]
     better = sorted(
         (method for method in others if aces[method].stars and aces[method].value < base.value),
         key=lambda method: aces[method].value,
@@ -160,9 +160,7 @@ def _few(entry: Entry) -> bool:
 
 
 def _none_better(baseline: str, aces: Mapping[str, Entry]) -> str:
-    others = [entry for method, entry in aces.items() if method != baseline and not math.isnan(entry.value)]
-    if not others:
-        return f"No method can be compared with {baseline}: the others have no calibration error."
+    others = [entry for method, entry in aces.items() if method != baseline]
     if all(map(_few, others)):
         return (
             f"Whether any method is better calibrated than {baseline} cannot be told from fewer than {FEWEST_PATIENTS} "
@@ -200,7 +198,7 @@ def _of_two(method: str, comparison: Comparison) -> list[str]:
 
 
 def _off(entry: Entry, base: Entry, who: str = "it is") -> str:
-    return f"on average {who} off by {_points(entry.value)} instead of {_points(base.value)} percentage points"
+    return f"on average {who} off by {_points(entry.value)} percentage points against {_points(base.value)}"
 
 
 def _overlap(method: str, comparison: Comparison) -> list[str]:
@@ -210,9 +208,10 @@ def _overlap(method: str, comparison: Comparison) -> list[str]:
     price = f"{cost.price}: {cost.doubt}" if cost else ""
     if math.isnan(dice.value - base.value):
         return [f"But {price}."] if price else []
-    numbers = f"DSC {dice.value:.3f} against {base.value:.3f}"
+    values = f"{dice.value:.3f} against {base.value:.3f}"
+    numbers = f"DSC {values}"
     if math.isnan(dice.p):
-        told = f"Its segmentations have a {numbers}, not tested"
+        told = f"Its segmentations have a DSC of {values}, not tested"
     elif not dice.stars:
         told = f"The overlap of its segmentations with the labels does not differ beyond chance ({numbers})"
     else:
