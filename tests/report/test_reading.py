@@ -206,8 +206,8 @@ def test_one_method_is_told_with_its_range_and_what_chance_would_show():
 
 
 def test_other_classes_that_are_off_are_counted():
-    assert words(top({"net": make(OVER, UNDER, CENTRES)})) == [
-        ("baseline", "overconfident", "about liver and 1 other class")
+    assert words(top({"net": make(OVER, CAUTIOUS, CENTRES)})) == [
+        ("baseline", "overconfident", "about liver; 1 other class off, too")
     ]
 
 

@@ -70,7 +70,7 @@ def _verdict(calibration: Calibration) -> tuple[str, str]:
     name, verdict = next(iter(calibration.off.items()))
     word, _, about = f"{verdict.verb.removeprefix('is ')} {name}".partition(" ")
     others = len(calibration.off) - 1
-    return word, about + (f" and {counted(others, 'other class', 'other classes')}" if others else "")
+    return word, about + (f"; {counted(others, 'other class', 'other classes')} off, too" if others else "")
 
 
 def _compared(method: str, comparison: Comparison) -> str:
