@@ -12,6 +12,7 @@ from hypothesis import settings
 
 # pytest's importlib mode leaves sys.path alone; processes that tests spawn inherit this entry.
 sys.path.insert(0, str(Path(__file__).parent))
+from browsing import browser, watch  # noqa: F401  fixtures of all tests that open a page
 
 # The first call compiles, so a deadline would fail by chance; the same examples each time, so CI fails for a reason.
 settings.register_profile("segcal", deadline=None, derandomize=True, max_examples=60)

@@ -6,214 +6,33 @@ import json
 import math
 import re
 import time
-from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
 import torch
+from gaps import BINS, CENTRES, EXTREME, OVER, UNDER, make
 from markup import Markup
 
-from segcal import Binning, BinStatistics, ConfigError, Evaluation, FileError, OverlapCounts, ScoreSums
+from segcal import ConfigError, FileError
 from segcal.comparison.comparison import compare
 from segcal.comparison.matching import match_cases
 from segcal.evaluation.diagrams import reliability, reliability_histogram
-from segcal.evaluation.intervals import calibrated_draws
 from segcal.report import ReportMap, build_report, reading
 from segcal.report.content import method_diagrams
-from segcal.report.page import embedded_json
+from segcal.report.rendering import embedded_json
+from segcal.report.summary import summarize
 
-BINS = 20
-CENTRES = [(k + 0.5) / BINS for k in range(BINS)]
 NONE = "\u2013"  # how the page shows what has no number
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c626001000000ffff03000006"
     "0005ad5d3ee10000000049454e44ae426082"
 )
 HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "a&b\u2028 'q' \"q\" #/?=%20"]
-OVER = [c - 0.2 if c > 0.5 else c for c in CENTRES]
-UNDER = [c + 0.15 if c < 0.5 else c for c in CENTRES]
-EXTREME = [c + 0.1 if c < 0.5 else c - 0.1 for c in CENTRES]
-CAUTIOUS = [max(0.0, c - 0.1) if c < 0.5 else min(1.0, c + 0.1) for c in CENTRES]
-
-
-def make(*frequencies, cases=6, names=None, classes=None, absent=(), dice=0.8, wobble=0.0, provenance=None):
-    """1,000 voxels at the centre of each of 20 bins; a list of frequencies for each class, the same in every case.
-
-    `absent` are (case, class) pairs; `wobble` is added to the frequencies of odd cases and taken from even ones.
-    """
-    binning = Binning(1200)
-    count = torch.zeros(cases, len(frequencies), 1200, dtype=torch.float64)
-    labels = torch.zeros_like(count)
-    for k in range(BINS):
-        count[..., 60 * k + 30] = 1000
-        for c, of_class in enumerate(frequencies):
-            labels[:, c, 60 * k + 30] = 1000 * of_class[k]
-            labels[::2, c, 60 * k + 30] -= 1000 * wobble
-            labels[1::2, c, 60 * k + 30] += 1000 * wobble
-    labels = labels.clamp(min=0).minimum(count)
-    confidence = count * ((torch.arange(1200, dtype=torch.float64)) / 1200)
-    true = torch.full((cases, len(frequencies)), 100.0, dtype=torch.float64)
-    for case, c in absent:
-        true[case, c] = 0
-        labels[case, c] = 0
-    voxels = count.sum(-1)
-    return Evaluation(
-        BinStatistics(count, confidence, labels, binning),
-        OverlapCounts(torch.full_like(true, 100.0), true, (dice * true).round()),
-        ScoreSums(0.1 * voxels, 0.2 * voxels, voxels),
-        None,
-        cases=tuple(names or [f"case_{i}" for i in range(cases)]),
-        classes=tuple(classes or ["liver", "tumour", "cyst"][: len(frequencies)]),
-        provenance=provenance or {},
-        joint=ScoreSums(0.1 * voxels[:, :1], 0.2 * voxels[:, :1], voxels[:, :1]),
-    )
-
-
-def read(evaluations):
-    comparison = compare(evaluations, resamples=50)
-    matched, _ = match_cases(evaluations)
-    diagrams = {name: method_diagrams(part, part.cases, level=0.95, seed=0) for name, part in matched.items()}
-    return reading(comparison, diagrams)
 
 
 def write(tmp_path, evaluations, **options):
     return build_report(evaluations, tmp_path / "report.html", resamples=50, **options)
-
-
-# What the words say
-
-
-@pytest.mark.parametrize(
-    ("frequencies", "expected"),
-    [
-        (
-            OVER,
-            [
-                "net is overconfident about liver: where it gives 50 to 100 %",
-                "liver is there 20.0 percentage points less often than it says",
-            ],
-        ),
-        (
-            UNDER,
-            [
-                "net is overconfident about liver: where it gives 0 to 50 %",
-                "liver is there 15.0 percentage points more often than it says",
-            ],
-        ),
-        (
-            EXTREME,
-            [
-                "net is overconfident about liver",
-                "where it gives 0 to 50 %, liver is there 10.0 percentage points more often",
-                "and where it gives 50 to 100 %, liver is there 10.0 percentage points less often",
-            ],
-        ),
-        (CAUTIOUS, ["net is underconfident about liver"]),
-        ([max(0.0, c - 0.1) for c in CENTRES], ["net overestimates liver: where it gives"]),
-        ([min(1.0, c + 0.1) for c in CENTRES], ["net underestimates liver: where it gives"]),
-        (CENTRES, ["net is well calibrated"]),
-    ],
-    ids=["over", "sure of no", "extreme", "cautious", "too much", "too little", "calibrated"],
-)
-def test_the_reading_tells_the_side_the_range_and_the_size(frequencies, expected):
-    (paragraph,) = read({"net": make(frequencies)})
-    for words in expected:
-        assert words in paragraph
-
-
-def test_the_reading_compares_the_error_with_chance_and_says_that_chance_is_more():
-    (paragraph,) = read({"net": make(OVER)})
-    floor = compare({"net": make(OVER)}, resamples=50).find("net", metric="ace").floor
-    assert 0 < floor < 0.02  # 1,000 voxels a bin: about 0.8 sqrt(p (1 - p) / 1000)
-    words = f"ACE, the mean gap over bins, is 0.100; a perfectly calibrated model would show at least {floor:.3f}"
-    assert words in paragraph
-
-
-def test_the_verdict_is_that_of_the_classes_not_of_their_pool():
-    """Pooled, what one class is given too much hides what the other is given too little."""
-    more, less = [max(0.0, c - 0.08) for c in CENTRES], [min(1.0, c + 0.08) for c in CENTRES]
-    (paragraph,) = read({"net": make(more, less)})
-    assert "well calibrated" not in paragraph
-    assert "overestimates liver" in paragraph
-    assert "underestimates tumour" in paragraph
-
-
-def test_the_reading_names_the_class_that_is_furthest_off():
-    (paragraph,) = read({"net": make(CENTRES, OVER)})
-    assert "net is overconfident about tumour: where it gives 50 to 100 %, tumour is there 20.0 percentage" in paragraph
-    assert "furthest off, with a pooled ACE of 0.100" in paragraph
-    assert "The other classes are not off" in paragraph
-
-
-def test_a_small_gap_is_not_told_and_cases_that_are_off_each_their_way_are():
-    assert "well calibrated" in read({"net": make([c - 0.005 for c in CENTRES])})[0]
-    noisy = make([c - 0.02 for c in CENTRES], wobble=0.1)  # inside its band, over patients
-    (paragraph,) = read({"net": noisy})
-    assert "well calibrated" not in paragraph
-    assert "net is calibrated on average over patients, but not case by case" in paragraph
-
-
-def test_a_bin_that_one_patient_fills_is_not_told():
-    evaluation = make(CENTRES)
-    count, confidence, labels = (
-        getattr(evaluation.statistics, name) for name in ("count", "confidence_sum", "label_sum")
-    )
-    for sums in (count, confidence, labels):
-        sums[1:, :, 60 * 15 + 30] = 0
-    labels[0, :, 60 * 15 + 30] = 300  # of 1,000 at 78 %
-    assert "well calibrated" in read({"net": evaluation})[0]
-
-
-def test_of_many_bins_those_that_chance_alone_moves_are_not_told():
-    """Labels drawn from the probabilities: one bin of twenty lies outside its band, and 9 of 10 methods were off."""
-    calibrated = make(CENTRES, CENTRES, cases=8)
-    few = replace(calibrated.statistics, count=calibrated.statistics.count / 10)
-    few = replace(few, confidence_sum=few.confidence_sum / 10)
-    told = [read({"net": replace(calibrated, statistics=drawn)})[0] for drawn in calibrated_draws(few, number=10)]
-    assert sum("net is well calibrated" in paragraph for paragraph in told) >= 9
-
-
-def test_an_empty_bin_does_not_break_a_range():
-    evaluation = make(OVER)
-    for sums in (evaluation.statistics.count, evaluation.statistics.confidence_sum, evaluation.statistics.label_sum):
-        sums[:, :, 60 * 15 + 30] = 0
-    assert "50 to 100 %, liver is there 20.0" in read({"net": evaluation})[0]
-
-
-def test_the_reading_says_which_method_is_better_and_whether_significantly():
-    better, *_ = read({"old": make(OVER), "new": make([c - 0.1 if c > 0.5 else c for c in CENTRES])})
-    assert better.startswith(
-        "new lowers the ACE of old by 50 %, from 0.100 to 0.050, a significant difference, p = 0.031"
-    )
-    assert "Its negative log-likelihood is 0.2000 against 0.2000, no significant difference, p = 1.000." in better
-    worse, *_ = read({"old": make(CENTRES), "new": make(OVER, wobble=0.01)})
-    assert worse.startswith("new raises the ACE of old from 0.000 to 0.105, a significant difference")
-    same, *_ = read({"old": make(OVER), "new": make(OVER)})
-    assert same.startswith("new leaves the ACE of old as it is, 0.100, no significant difference, p = 1.000")
-
-
-def test_the_reading_picks_the_best_of_several_and_counts_incomplete_cases():
-    methods = {"a": make(OVER, absent=[(0, 0)]), "b": make(CENTRES, absent=[(0, 0)]), "c": make(UNDER, absent=[(0, 0)])}
-    text = " ".join(read(methods))
-    assert "Of all methods, b has the lowest ACE (0.083) and a the highest Dice coefficient" in text
-    assert "1 of 6 cases lacks at least one class. On the 5 complete cases alone the ACE is: a 0.100, b 0.000" in text
-
-
-def test_the_reading_does_not_call_a_method_best_that_chance_may_have_made_so():
-    old, worse = make(OVER), make([max(0.0, c - 0.3) for c in CENTRES])
-    new = make(OVER)
-    at = 60 * 15 + 30
-    new.statistics.label_sum[::2, :, at] += 20  # better in half of the cases, worse in the others
-    new.statistics.label_sum[1::2, :, at] -= 18
-    text = " ".join(read({"old": old, "new": new, "worse": worse}))
-    assert "Of all methods, new has the lowest ACE (0.100; against old no significant difference, p = " in text
-
-
-def test_a_single_case_can_be_read():
-    first, second, *_ = read({"old": make(OVER, cases=1), "new": make(CENTRES, cases=1)})
-    assert "not tested, for fewer than 5 patients (n/a)" in first
-    assert second.startswith("Whether old is well calibrated cannot be told from fewer than 5 patients. On average")
 
 
 # What the page holds
@@ -244,8 +63,10 @@ def test_the_tables_show_the_numbers_of_the_comparison(tmp_path):
                     if average == "micro pooled":
                         cell += f" floor {e.floor:.3f}"
                     assert " ".join(cell.split()) in text
-    for paragraph in read(evaluations):
-        assert paragraph in text
+    matched, _ = match_cases(evaluations)
+    diagrams = {name: method_diagrams(part, part.cases, level=0.95, seed=0) for name, part in matched.items()}
+    for sentence in (*summarize(comparison, diagrams).sentences, *reading(comparison, diagrams)):
+        assert sentence in text
 
 
 def close(values, expected):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
@@ -14,6 +14,15 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from browsing import (
+    copied,
+    downloaded,
+    never_sideways,
+    prints_as_a_document,
+    reads_by_all,
+    switches_theme,
+    unfold,
+)
 from handmade import evaluation_of
 from layouts import write_brats, write_decathlon
 
@@ -122,7 +131,7 @@ class Markup(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open[-1:] != ["style"]:
+        if self.open[-1:] not in (["style"], ["script"]):
             self.words.append(data)
 
     @property
@@ -135,8 +144,9 @@ def test_every_figure_is_written_and_told(shop, drawn):
         "pareto", "histograms", "radar-Two-parts", "radar-BraTS", "sensitivity-Two-parts", "sensitivity-BraTS",
     ]  # fmt: skip
     for figure in drawn.figures:
-        assert figure.png.startswith(b"\x89PNG")
-        assert (shop.out / "figures" / f"{figure.name}.png").read_bytes() == figure.png
+        assert b"<svg " in figure.svg
+        assert (shop.out / "figures" / f"{figure.name}.png").read_bytes().startswith(b"\x89PNG")
+        assert not (shop.out / "figures" / f"{figure.name}.svg").exists()
         assert figure.caption.endswith(".")
 
 
@@ -312,16 +322,20 @@ def test_the_page_has_figures_runs_settings_and_notes(page, results, shop, drawn
 def test_names_stay_text_and_nothing_is_fetched(page):
     markup = Markup(page)
     tags = [tag for tag, _ in markup.elements]
-    assert "script" not in tags
+    assert tags.count("script") == 1
     assert "link" not in tags
     addresses = [a[name] for _, a in markup.elements for name in ("src", "href") if name in a]
-    assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
+    assert all(address.startswith(("data:image/svg+xml;base64,", "#")) for address in addresses)
     assert not [name for _, attributes in markup.elements for name in attributes if name.startswith("on")]
     assert "url(" not in page.read_text(encoding="utf-8")
     assert "A <script>alert(1)</script> & title" in markup.text
     assert HOSTILE in markup.text
     (meta,) = [a["content"] for tag, a in markup.elements if a.get("http-equiv") == "Content-Security-Policy"]
-    assert meta.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
+    assert re.fullmatch(
+        "default-src 'none'; img-src data:; script-src 'sha256-[^']+'; style-src 'sha256-[^']+'; base-uri 'none'; "
+        "form-action 'none'",
+        meta,
+    )
 
 
 def test_a_study_without_results_has_a_page_of_what_is_missing(results, shop, tmp_path):
@@ -334,25 +348,38 @@ def test_a_study_without_results_has_a_page_of_what_is_missing(results, shop, tm
     assert study_colours(none) == {}
 
 
-def test_a_browser_shows_it_at_any_width(page):
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no Chromium found to open the page with")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives Chromium")
-    flags = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
-    troubles, requests = [], []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=flags.split())
-        opened = browser.new_page()
-        opened.on("console", lambda message: troubles.append(message.text))
-        opened.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
-        opened.on("request", lambda request: requests.append(request.url))
-        opened.goto(page.as_uri())
-        for width in (400, 1400):
-            opened.set_viewport_size({"width": width, "height": 800})
-            opened.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
-            assert opened.evaluate("document.documentElement.scrollWidth") <= width
-        assert opened.evaluate("[...document.images].every((image) => image.naturalWidth > 500)")
-        browser.close()
-    assert troubles == []
-    assert {url for url in requests if not url.startswith("data:image/png")} == {page.as_uri()}
+def test_a_browser_shows_its_figures(watch, page):
+    with watch(page) as opened:
+        unfold(opened)
+        assert opened.evaluate("[...document.images].every((image) => image.naturalWidth > 0 && image.width > 300)")
+
+
+@pytest.mark.parametrize("check", [reads_by_all, never_sideways, switches_theme, prints_as_a_document])
+def test_a_browser_shows_it_to_all_at_any_width_and_on_paper(watch, page, check):
+    with watch(page) as opened:
+        check(opened)
+
+
+def test_tables_are_copied_with_each_part_of_a_cell(watch, page, results):
+    table, dataset = results.tables[0], ""
+    with watch(page) as opened:
+        rows = copied(opened, table.title)
+    assert len(rows) == len(table.rows)
+    for shown, row in zip(rows, table.rows, strict=True):
+        dataset = row[0].text or dataset  # is told once
+        assert [shown["Dataset"], shown["Method"]] == [dataset, row[1].text]
+        for heading, cell in zip(table.headings[table.names :], row[table.names :], strict=True):
+            assert shown[heading] == ("" if cell.value == "-" else cell.value)
+            parts = {"spread": cell.spread.removeprefix("± "), "stars": cell.stars, "seeds": cell.seeds}
+            for name, text in parts.items():
+                assert shown.get(f"{heading} {name}", "") == text
+
+
+def test_figures_are_saved_as_they_were_drawn(watch, page, drawn):
+    with watch(page) as opened:
+        buttons = opened.get_by_role("button", name="Save SVG")
+        assert buttons.count() == len(drawn.figures)
+        for button in buttons.all():
+            name, text = downloaded(opened, button)
+            (of_name,) = [each for each in drawn.figures if f"{each.name}.svg".lower() == name]
+            assert text.encode() == of_name.svg

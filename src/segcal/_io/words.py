@@ -21,3 +21,12 @@ def listed(names: Sequence[str], most: int = 5, *, joint: str = ", ") -> str:
     'a, b and 1 more'
     """
     return joint.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def joined(names: Sequence[str]) -> str:
+    """All names, as a sentence has them.
+
+    >>> joined(["a"]), joined(["a", "b"]), joined(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)

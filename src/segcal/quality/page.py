@@ -14,7 +14,7 @@ from segcal._io.files import csv_text, make_folder, replacing, write_whole
 from segcal._io.words import counted
 from segcal.evaluation.outcome import as_plain
 from segcal.quality.queue import NO_GUARANTEE, Queue, Row
-from segcal.report.rendering import environment, policy, template_text
+from segcal.report.rendering import render_page
 
 FILES = ("queue.csv", "queue.json", "queue.html")
 COLUMNS = tuple("class" if name == "class_name" else name for name in Row._fields)
@@ -98,20 +98,14 @@ def shown_cases(queue: Queue) -> Iterator[ShownCase]:
 
 def queue_page(queue: Queue) -> str:
     """The page. Names of cases and classes are escaped by Jinja."""
-    style = template_text("report.css") + template_text("queue.css")
     cases = list(shown_cases(queue))
-    return (
-        environment()
-        .get_template("queue.html.j2")
-        .render(
-            style=style,
-            policy=policy(style),
-            version=__version__,
-            queue=queue,
-            cases=cases,
-            number_of_cases=counted(len(cases), "case"),
-            flagged=sum(bool(case.flags) for case in cases),
-            no_guarantee=NO_GUARANTEE,
-            sized=any(not math.isnan(row.volume_ml) for row in queue.rows),
-        )
+    return render_page(
+        "queue.html.j2",
+        title="Review queue",
+        queue=queue,
+        cases=cases,
+        number_of_cases=counted(len(cases), "case"),
+        flagged=sum(bool(case.flags) for case in cases),
+        no_guarantee=NO_GUARANTEE,
+        sized=any(not math.isnan(row.volume_ml) for row in queue.rows),
     )

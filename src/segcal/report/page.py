@@ -1,22 +1,19 @@
 """The page itself: numbers and sentences put into the templates, as one file that needs nothing else.
 
 Whatever comes from outside (names of cases, classes and methods, paths, captions) is escaped: by Jinja in the
-markup, by `embedded_json` in the data. The page's own policy lets only the script and style written here run.
+markup, by `embedded_json` in the data (see `rendering`). The page's own policy lets only the script and style that are
+written here run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from markupsafe import Markup
-
-from segcal import __version__
 from segcal._io.files import make_folder, write_whole
-from segcal._io.words import counted
+from segcal._io.words import joined
 from segcal.comparison.comparison import Comparison, compare, one_thread
 from segcal.comparison.entry import Entry
 from segcal.comparison.matching import match_cases
@@ -31,7 +28,8 @@ from segcal.plots.colors import method_colours
 from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.decisions import decision_data, lacking
 from segcal.report.reading import reading
-from segcal.report.rendering import environment, method_style, png_text, policy, template_text
+from segcal.report.rendering import base64_text, render_page
+from segcal.report.summary import Summary, summarize
 from segcal.viewer.cases import ViewedCase
 from segcal.viewer.embedding import embedded_facts, embedded_volumes, niivue_license, niivue_script, packed
 
@@ -146,8 +144,9 @@ def _page(
     names = list(dict.fromkeys(name for part in parts.values() for name in part.cases))
     cases = case_data(parts, dict(zip(names, patients_of(names, patients), strict=True)), level=level)
     return _render(
-        title=title or ("Calibration of " + " and ".join(comparison.methods)),
+        title=title or f"Calibration of {joined(comparison.methods)}",
         comparison=comparison,
+        summary=summarize(comparison, diagrams),
         paragraphs=reading(comparison, diagrams),
         maps=maps,
         viewed=viewed,
@@ -205,60 +204,42 @@ def _render(
     *,
     title: str,
     comparison: Comparison,
+    summary: Summary,
     paragraphs: Sequence[str],
     maps: Sequence[ReportMap],
     viewed: Sequence[ViewedCase],
     evaluations: Mapping[str, Evaluation],
     data: Mapping[str, Any],
 ) -> str:
-    style = template_text("report.css") + method_style(method_colours(comparison.methods))
-    style += template_text("viewer.css") if viewed else ""
-    script = "\n".join(map(template_text, SCRIPTS + (VIEWER_SCRIPTS if viewed else ())))
     niivue = niivue_script() if viewed else ""
     failures = [(i, case) for i, part in enumerate(evaluations.values()) for case in failed_cases(part)]
-    return (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            title=title,
-            comparison=comparison,
-            paragraphs=paragraphs,
-            notes=explanations(comparison),
-            tables=[_tables(comparison, which) for which in comparison.case_sets],
-            others=list(_other_rows(comparison)),
-            undecided=lacking(data["decisions"], comparison.methods),
-            missing=_missing(comparison.classes, data["cases"]),
-            maps=[(picture, png_text(picture.png)) for picture in maps],
-            viewed=viewed,
-            volumes=embedded_volumes(viewed),
-            niivue=packed(niivue.encode()),
-            niivue_license=niivue_license(),
-            known_cases=frozenset(data["cases"]["names"]),
-            failures=failures,
-            failed=len({failure.case for _, failure in failures}),
-            remarks=[(i, note) for i, part in enumerate(evaluations.values()) for note in evaluation_notes(part)],
-            provenance={method: _origin(part) for method, part in evaluations.items()},
-            counted=counted,
-            version=__version__,
-            # Neither holds anything from outside but colours, so they need no escaping.
-            style=Markup(style),
-            script=Markup(script),
-            policy=policy(style, script, niivue),
-            data=embedded_json(data),
-        )
+    return render_page(
+        "report.html.j2",
+        colours=method_colours(comparison.methods),
+        styles=("viewer.css",) if viewed else (),
+        scripts=SCRIPTS + (VIEWER_SCRIPTS if viewed else ()),
+        later_scripts=[niivue] if viewed else [],
+        data=data,
+        title=title,
+        comparison=comparison,
+        summary=summary,
+        paragraphs=paragraphs,
+        notes=explanations(comparison),
+        tables=[_tables(comparison, which) for which in comparison.case_sets],
+        others=list(_other_rows(comparison)),
+        undecided=lacking(data["decisions"], comparison.methods),
+        missing=_missing(comparison.classes, data["cases"]),
+        maps=[(picture, base64_text(picture.png)) for picture in maps],
+        viewed=viewed,
+        volumes=embedded_volumes(viewed),
+        niivue=packed(niivue.encode()),
+        niivue_license=niivue_license(),
+        known_cases=frozenset(data["cases"]["names"]),
+        failures=failures,
+        failed=len({failure.case for _, failure in failures}),
+        remarks=[(i, note) for i, part in enumerate(evaluations.values()) for note in evaluation_notes(part)],
+        provenance={method: _origin(part) for method, part in evaluations.items()},
     )
-
-
-def embedded_json(data: object) -> Markup:
-    """JSON that is safe inside a script element: nothing in it can end the element or open a comment.
-
-    >>> embedded_json(["</script>"])
-    Markup('["\\\\u003c/script\\\\u003e"]')
-    """
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
 
 
 def _tables(comparison: Comparison, which: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from scipy import stats as scipy_stats
 
@@ -59,11 +59,20 @@ class _Range(NamedTuple):
         )
 
 
-class _Verdict(NamedTuple):
+class Verdict(NamedTuple):
     """In what way a class is off, and where: "is overconfident about", "where it gives 50 to 95 %, ..."."""
 
     verb: str
     where: str
+
+
+class Calibration(NamedTuple):
+    """How far the probabilities of a method can be taken at their word."""
+
+    kind: Literal["none", "unknown", "off", "uneven", "good"]
+    """No class has a value; too few patients; a class is off; single cases are, not their average; nothing is."""
+    off: Mapping[str, Verdict]
+    """The classes that are off, the furthest first."""
 
 
 def reading(comparison: Comparison, diagrams: Mapping[str, MethodDiagrams]) -> list[str]:
@@ -86,21 +95,20 @@ def reading(comparison: Comparison, diagrams: Mapping[str, MethodDiagrams]) -> l
 
 def _calibration(method: str, comparison: Comparison, diagrams: MethodDiagrams) -> str:
     entry = comparison.find(method, metric="ace")
-    if math.isnan(entry.value):
-        return f"{method} has no calibration error: no class has a value."
+    found = calibration_of(method, comparison, diagrams)
+    if found.kind == "none":
+        why = "case has one by every method" if len(comparison.methods) > 1 else "class has a value"
+        return f"{method} has no calibration error: no {why}."
     on_average = (
         f"On average over cases its ACE, the mean gap over bins, is {_error(entry.value)}; a perfectly calibrated "
         f"model would show at least {_error(entry.floor)} by chance."
     )
-    if not diagrams.pooled.over_patients:
+    if found.kind == "unknown":
         few = f"Whether {method} is well calibrated cannot be told from fewer than {FEWEST_PATIENTS} patients."
         return f"{few} {on_average}"
-    wider = _widening(diagrams.classes.values(), comparison)
-    verdicts = {name: _verdict(diagram, name, wider) for name, diagram in diagrams.classes.items()}
-    off = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
-    if off:
-        return f"{_worst_class(method, comparison, off)} {on_average}"
-    if entry.value - entry.floor >= EXCESS:
+    if found.kind == "off":
+        return f"{_worst_class(method, comparison, found.off)} {on_average}"
+    if found.kind == "uneven":
         return (
             f"{method} is calibrated on average over patients, but not case by case: pooled over cases, no range of "
             f"probabilities of any class is off by a percentage point beyond chance. {on_average}"
@@ -111,6 +119,22 @@ def _calibration(method: str, comparison: Comparison, diagrams: MethodDiagrams) 
     )
 
 
+def calibration_of(method: str, comparison: Comparison, diagrams: MethodDiagrams) -> Calibration:
+    """Whether the probabilities of a method can be taken at their word, and of which classes not."""
+    entry = comparison.find(method, metric="ace")
+    if math.isnan(entry.value):
+        return Calibration("none", {})
+    if not diagrams.pooled.over_patients:
+        return Calibration("unknown", {})
+    wider = _widening(diagrams.classes.values(), comparison)
+    verdicts = {name: _verdict(diagram, name, wider) for name, diagram in diagrams.classes.items()}
+    off = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
+    if off:
+        worst = max(off, key=lambda name: _excess(method, comparison, name))
+        return Calibration("off", {worst: off[worst], **off})
+    return Calibration("uneven" if entry.value - entry.floor >= EXCESS else "good", {})
+
+
 def _widening(diagrams: Iterable[Reliability], comparison: Comparison) -> float:
     """By what factor all bands together must be wider, so that each class of a calibrated method lies within them."""
     bins = sum(int((~diagram.low.isnan()).sum()) for diagram in diagrams)
@@ -119,14 +143,15 @@ def _widening(diagrams: Iterable[Reliability], comparison: Comparison) -> float:
     return float(all_of_them / one)
 
 
-def _worst_class(method: str, comparison: Comparison, off: Mapping[str, _Verdict]) -> str:
-    """What is told of the class that is furthest off, and which others are."""
+def _excess(method: str, comparison: Comparison, name: str) -> float:
+    """How far the pooled ACE of a class lies above its floor."""
+    entry = comparison.find(method, average="micro pooled", label=name, metric="ace")
+    return entry.value - entry.floor
 
-    def excess(name: str) -> float:
-        entry = comparison.find(method, average="micro pooled", label=name, metric="ace")
-        return entry.value - entry.floor
 
-    worst = max(off, key=excess)
+def _worst_class(method: str, comparison: Comparison, off: Mapping[str, Verdict]) -> str:
+    """What is told of the class that is furthest off, which comes first, and which others are."""
+    worst = next(iter(off))
     entry = comparison.find(method, average="micro pooled", label=worst, metric="ace")
     told = f"{method} {off[worst].verb} {worst}: {off[worst].where}."
     if len(comparison.classes) == 1:
@@ -139,7 +164,7 @@ def _worst_class(method: str, comparison: Comparison, off: Mapping[str, _Verdict
     )
 
 
-def _verdict(diagram: Reliability, thing: str, wider: float) -> _Verdict | None:
+def _verdict(diagram: Reliability, thing: str, wider: float) -> Verdict | None:
     """None where nothing is off, with bands so many times wider."""
     both = _ranges(diagram, wider, sign=1) + _ranges(diagram, wider, sign=-1)
     ranges = sorted(both, key=lambda part: -part.weight)
@@ -148,7 +173,7 @@ def _verdict(diagram: Reliability, thing: str, wider: float) -> _Verdict | None:
     heaviest = ranges[0]
     other = [part for part in ranges[1:] if part.sign != heaviest.sign and part.weight >= ALSO * heaviest.weight]
     told = sorted([heaviest, *other[:1]])
-    return _Verdict(_verb(ranges), ", and ".join(part.sentence(thing) for part in told))
+    return Verdict(_verb(ranges), ", and ".join(part.sentence(thing) for part in told))
 
 
 def _verb(ranges: list[_Range]) -> str:
@@ -226,8 +251,11 @@ def _change(entry: Entry, base: Entry, baseline: str) -> str:
 def _significance(entry: Entry) -> str:
     if math.isnan(entry.p):
         return f"not tested, for fewer than {FEWEST_PATIENTS} patients (n/a)"
-    p = "p < 0.001" if entry.p < 0.001 else f"p = {entry.p:.3f}"
-    return f"a significant difference, {p}" if entry.stars else f"no significant difference, {p}"
+    return f"{'a' if entry.stars else 'no'} significant difference, {p_text(entry)}"
+
+
+def p_text(entry: Entry) -> str:
+    return "p < 0.001" if entry.p < 0.001 else f"p = {entry.p:.3f}"
 
 
 def _best_of_all(comparison: Comparison) -> str:

@@ -4,11 +4,60 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from segcal import __version__
+from segcal._io.words import counted
+
+STYLE = "page.css"
+SCRIPTS = ("page.js", "tables.js", "figures.js")
+"""What every page runs: light, dark and printing; tables as CSV; figures as SVG."""
+
+
+def render_page(
+    template: str,
+    *,
+    colours: Mapping[str, str] | None = None,
+    styles: Iterable[str] = (),
+    scripts: Iterable[str] = (),
+    later_scripts: Iterable[str] = (),
+    data: object = None,
+    allow: str = "",
+    **content: Any,
+) -> str:
+    """A page of a template that extends base.html.j2, as one file that needs nothing else.
+
+    colours: of each method, for the classes m0, m1, ...
+    styles, scripts: templates that this page has beyond those of all pages.
+    later_scripts: texts of further scripts that the page's own may run.
+    data: what the script reads as JSON from the element "data".
+    allow: directives of the policy beyond those of all pages, as "connect-src 'self'".
+    content: what the template shows; `title` must be among it.
+    """
+    style = "".join(map(template_text, (STYLE, *styles))) + method_style(colours or {})
+    script = "\n".join(map(template_text, (*SCRIPTS, *scripts)))
+    if data is not None:
+        content["data"] = embedded_json(data)
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            **content,
+            counted=counted,
+            version=__version__,
+            # Neither holds anything from outside but colours, so they need no escaping.
+            style=Markup(style),
+            script=Markup(script),
+            policy=policy(style, script, allow, later_scripts),
+        )
+    )
 
 
 def environment() -> Environment:
@@ -41,19 +90,41 @@ def method_style(colours: Mapping[str, str]) -> str:
     )
 
 
-def policy(style: str, *scripts: str) -> str:
-    """Nothing from elsewhere, and of what is here only these scripts and this style."""
-    hashes = " ".join(f"'{_hash(script)}'" for script in scripts if script)
-    allowed = f"script-src {hashes}; " if hashes else ""
-    return (
-        f"default-src 'none'; img-src data:; {allowed}style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
+def policy(style: str, script: str, allow: str = "", later_scripts: Iterable[str] = ()) -> str:
+    """Nothing from elsewhere, and of what is here only these scripts and this style; and what else is allowed."""
+    hashes = " ".join(f"'{_hash(text)}'" for text in (script, *later_scripts))
+    return "; ".join(
+        filter(
+            None,
+            (
+                "default-src 'none'",
+                "img-src data:",
+                f"script-src {hashes}",
+                f"style-src '{_hash(style)}'",
+                "base-uri 'none'",
+                "form-action 'none'",
+                allow,
+            ),
+        )
     )
+
+
+def embedded_json(data: object) -> Markup:
+    """JSON that is safe inside a script element: nothing in it can end the element or open a comment.
+
+    >>> embedded_json(["</script>"])
+    Markup('["\\\\u003c/script\\\\u003e"]')
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
 
 
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def png_text(png: bytes) -> str:
+def base64_text(picture: bytes) -> str:
     """A picture as a data: address holds it."""
-    return base64.b64encode(png).decode()
+    return base64.b64encode(picture).decode()

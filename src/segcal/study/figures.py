@@ -46,7 +46,9 @@ class StudyFigure(NamedTuple):
     name: str
     """Of its files."""
     caption: str
-    png: bytes
+    svg: bytes
+    """As the page shows it, whatever the formats of its files."""
+    size_in: tuple[float, float]
 
 
 class Drawn(NamedTuple):
@@ -83,10 +85,10 @@ def write_figures(results: Results, shop: Workshop, out: Path, *, formats: Itera
     remarks: list[str] = []
     with default_settings(), replacing(out / FOLDER) as new:
         for sketch in _sketches(results, shop, remarks):
-            content = {kind: figure_bytes(sketch.figure, kind) for kind in dict.fromkeys(("png", *formats))}
+            content = {kind: figure_bytes(sketch.figure, kind) for kind in dict.fromkeys(("svg", *formats))}
             for kind in formats:
                 write_whole(new / f"{sketch.name}.{kind}", content[kind])
-            figures.append(StudyFigure(*sketch[:3], content["png"]))
+            figures.append(StudyFigure(*sketch[:3], content["svg"], tuple(sketch.figure.get_size_inches().tolist())))
     return Drawn(tuple(figures), tuple(remarks))
 
 

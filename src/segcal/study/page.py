@@ -6,22 +6,17 @@ Whatever comes from outside (titles, names of datasets, methods, classes and cas
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
-from segcal import __version__
 from segcal._io.files import write_whole
 from segcal._io.words import counted
 from segcal.calibrators.cost import duration
 from segcal.evaluation.columns import Column
 from segcal.evaluation.intervals import FEWEST_PATIENTS
 from segcal.evaluation.tables import Cell, Table
-from segcal.plots.saving import DPI
-from segcal.report.rendering import environment, method_style, png_text, policy, template_text
+from segcal.report.rendering import base64_text, render_page
 from segcal.study.figures import Drawn, StudyFigure, study_colours
 from segcal.study.summary import CHANGES, MEAN, Results
 
@@ -63,7 +58,7 @@ class ShownFigure(NamedTuple):
 
     name: str
     caption: str
-    png: str
+    svg: str
     width: int
     height: int
 
@@ -73,8 +68,9 @@ def build_page(results: Results, drawn: Drawn, out: Path) -> Path:
     colours = study_colours(results)
     config = results.plan.study.config
     tables, keys = [shown_table(table) for table in results.tables], key_results(results)
-    style = template_text("report.css") + template_text("study.css") + method_style(colours)
-    page = environment().get_template("study.html.j2").render(
+    page = render_page(
+        "study.html.j2",
+        colours=colours,
         title=config.title,
         about=[" ".join(text.split()) for text in config.about.split("\n\n") if text.strip()],
         baseline=config.baseline,
@@ -93,12 +89,8 @@ def build_page(results: Results, drawn: Drawn, out: Path) -> Path:
         settings=_settings(results),
         versions=_versions(results),
         notes=[*results.notes, *drawn.remarks],
-        counted=counted,
         failures=results.failures,
-        version=__version__,
-        style=Markup(style),  # holds nothing from outside but colours
-        policy=policy(style),
-    )  # fmt: skip
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, page.encode(errors="replace"))  # names may hold what is no text
     return out
@@ -179,8 +171,8 @@ def shown_table(table: Table) -> ShownTable:
 def _by_kind(figures: Sequence[StudyFigure]) -> dict[str, list[ShownFigure]]:
     found: dict[str, list[ShownFigure]] = {}
     for figure in figures:
-        width, height = (round(pixels / DPI * PX_PER_IN) for pixels in struct.unpack(">II", figure.png[16:24]))
-        shown = ShownFigure(figure.name, figure.caption, png_text(figure.png), width, height)
+        width, height = (round(inches * PX_PER_IN) for inches in figure.size_in)
+        shown = ShownFigure(figure.name, figure.caption, base64_text(figure.svg), width, height)
         found.setdefault(figure.kind, []).append(shown)
     return found
 

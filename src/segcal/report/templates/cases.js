@@ -102,6 +102,10 @@ function startTable() {
     showAll = true;
     drawTable();
   });
+  table.addEventListener("copying", () => {
+    showAll = true; // what is copied can be seen
+    drawTable();
+  });
   drawTable();
 }
 

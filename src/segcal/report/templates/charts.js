@@ -156,5 +156,5 @@ function radarChart({ axes, values, normalised, cases, number: cohort }) {
 }
 
 function figure(chart, method, detail) {
-  return html("figure", {}, html("figcaption", {}, methodTag(method), html("span", { class: "fine", text: detail })), chart);
+  return savable(html("figure", {}, html("figcaption", {}, methodTag(method), html("span", { class: "fine", text: detail })), chart));
 }

@@ -161,7 +161,7 @@ function volumeChart(records, title) {
 }
 
 function described(caption, detail, chart) {
-  return html("figure", {}, html("figcaption", {}, html("b", { text: caption }), html("span", { class: "fine", text: detail })), chart);
+  return savable(html("figure", {}, html("figcaption", {}, html("b", { text: caption }), html("span", { class: "fine", text: detail })), chart));
 }
 
 function decisionTable(records) {
@@ -169,7 +169,7 @@ function decisionTable(records) {
   const rows = DECISIONS.rows.map((name, i) => {
     const cells = records.map(({ table: numbers }) => {
       const [value, remark] = numbers[i];
-      return html("td", { class: "number" }, value, ...(remark ? [html("span", { class: "fine", text: remark })] : []));
+      return html("td", { class: "number" }, value, ...(remark ? [html("span", { class: "fine", "data-part": "remark", text: remark })] : []));
     });
     return html("tr", {}, html("th", { scope: "row", text: name }), ...cells);
   });

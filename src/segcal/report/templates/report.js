@@ -1,4 +1,4 @@
-// The page: figures in their places, the address after # and what it shows, dark and light, printing.
+// The report: figures in their places, the address after # and what it shows.
 
 function labelName(chosen, together) {
   return chosen === 0 ? together : DATA.classes[chosen - 1];
@@ -37,6 +37,7 @@ function drawGlance() {
       return html("li", {}, button);
     }),
   );
+  if (list) savable(list.closest("figure"));
 }
 
 function drawSpread(chosen) {
@@ -52,7 +53,7 @@ function drawRadar() {
   const figures = DATA.radar.map((radar) => {
     const cases = radar.number === 1 ? "case" : "cases";
     const caption = radar.cases === "all" ? `All ${radar.number} ${cases}` : `The ${radar.number} complete ${cases}`;
-    return html("figure", {}, html("figcaption", { text: caption }), radarChart(radar));
+    return savable(html("figure", {}, html("figcaption", { text: caption }), radarChart(radar)));
   });
   if (!figures.length) return;
   const key = html("p", { class: "key" }, ...DATA.methods.map((_, method) => methodTag(method)));
@@ -117,32 +118,6 @@ function startMaps() {
   addEventListener("hashchange", () => large.close());
 }
 
-function startTheme() {
-  const button = document.getElementById("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const show = () => {
-    button.textContent = isDark() ? "Light" : "Dark";
-  };
-  button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    show();
-  });
-  system.addEventListener("change", show);
-  show();
-}
-
-function startPrinting() {
-  let closed = []; // but lists of files, which fill pages
-  addEventListener("beforeprint", () => {
-    closed = [...document.querySelectorAll("#report details:not([open])")].filter((details) => !details.closest(".facts"));
-    for (const details of closed) details.open = true;
-  });
-  addEventListener("afterprint", () => {
-    for (const details of closed) details.open = false;
-  });
-}
-
 drawGlance();
 onChoice("reliability-class", drawReliability);
 onChoice("spread-class", drawSpread);
@@ -151,7 +126,5 @@ startDecisions();
 drawRadar();
 startTable();
 startMaps();
-startTheme();
-startPrinting();
 addEventListener("hashchange", follow);
 follow();

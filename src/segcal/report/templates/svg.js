@@ -1,25 +1,6 @@
-"use strict";
-// Elements, numbers and the tip: what every figure is made of. Text from the data only ever becomes text, never markup.
+// Numbers, lines and the tip: what every drawn figure is made of.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const SVG = "http://www.w3.org/2000/svg";
-
-function fill(element, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "text") element.textContent = value;
-    else if (value !== null && value !== undefined) element.setAttribute(name, value);
-  }
-  element.append(...children);
-  return element;
-}
-
-function html(name, attributes = {}, ...children) {
-  return fill(document.createElement(name), attributes, children);
-}
-
-function svg(name, attributes = {}, ...children) {
-  return fill(document.createElementNS(SVG, name), attributes, children);
-}
 
 function line(x1, y1, x2, y2, kind) {
   return svg("line", { x1, y1, x2, y2, class: kind });
