@@ -28,7 +28,7 @@ LAYERS = (
     ("plots",),
     ("report", "calibration"),
     ("quality",),
-    ("study", "adapters"),
+    ("study", "adapters", "review"),
     ("cli",),
     ("__main__",),
 )

@@ -12,6 +12,7 @@ from segcal.cli import (  # noqa: F401  the verbs
     evaluation,
     quality,
     report,
+    review,
     study,
     training,
 )
