@@ -27,6 +27,7 @@ def render_page(
     colours: Mapping[str, str] | None = None,
     styles: Iterable[str] = (),
     scripts: Iterable[str] = (),
+    later_scripts: Iterable[str] = (),
     data: object = None,
     allow: str = "",
     **content: Any,
@@ -35,6 +36,7 @@ def render_page(
 
     colours: of each method, for the classes m0, m1, ...
     styles, scripts: templates that this page has beyond those of all pages.
+    later_scripts: texts of further scripts that the page's own may run.
     data: what the script reads as JSON from the element "data".
     allow: directives of the policy beyond those of all pages, as "connect-src 'self'".
     content: what the template shows; `title` must be among it.
@@ -53,7 +55,7 @@ def render_page(
             # Neither holds anything from outside but colours, so they need no escaping.
             style=Markup(style),
             script=Markup(script),
-            policy=policy(style, script, allow),
+            policy=policy(style, script, allow, later_scripts),
         )
     )
 
@@ -88,15 +90,16 @@ def method_style(colours: Mapping[str, str]) -> str:
     )
 
 
-def policy(style: str, script: str, allow: str = "") -> str:
-    """Nothing from elsewhere, and of what is here only this script and this style; and what else is allowed."""
+def policy(style: str, script: str, allow: str = "", later_scripts: Iterable[str] = ()) -> str:
+    """Nothing from elsewhere, and of what is here only these scripts and this style; and what else is allowed."""
+    hashes = " ".join(f"'{_hash(text)}'" for text in (script, *later_scripts))
     return "; ".join(
         filter(
             None,
             (
                 "default-src 'none'",
                 "img-src data:",
-                f"script-src '{_hash(script)}'",
+                f"script-src {hashes}",
                 f"style-src '{_hash(style)}'",
                 "base-uri 'none'",
                 "form-action 'none'",

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from markupsafe import Markup
-
-from segcal import __version__
-from segcal._io.words import counted
-from segcal.report.page import embedded_json
-from segcal.report.rendering import environment, policy, template_text
+from segcal.report.rendering import render_page
 from segcal.review.decisions import LONGEST_COMMENT, LONGEST_REVIEWER
 from segcal.review.results import Result
 from segcal.viewer.embedding import niivue_script
 
-STYLES = ("report.css", "queue.css", "review.css")
-SCRIPTS = ("page.js", "review-list.js", "review.js")
+_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 
 
 class Page(NamedTuple):
@@ -31,25 +27,22 @@ def review_page(
     results: Sequence[Result], *, token: str, reviewer: str, volumes: bool, notes: Sequence[str], file: Path
 ) -> Page:
     """The page of these results; `volumes` says whether there are any to show."""
-    style = "".join(map(template_text, (*STYLES, *["viewer.css"] * volumes)))
-    script = "\n".join(map(template_text, (*["viewer.js"] * volumes, *SCRIPTS)))
-    text = (
-        environment()
-        .get_template("review.html.j2")
-        .render(
-            results=results,
-            reviewer=reviewer,
-            volumes=volumes,
-            notes=notes,
-            file=file.name,
-            counted=counted,
-            version=__version__,
-            longest_comment=LONGEST_COMMENT,
-            longest_reviewer=LONGEST_REVIEWER,
-            style=Markup(style),  # neither holds anything from outside
-            script=Markup(script),
-            data=embedded_json({"token": token, "volumes": volumes}),
-        )
+    text = render_page(
+        "review.html.j2",
+        title="Review",
+        styles=("viewer.css", "review.css") if volumes else ("review.css",),
+        scripts=(*(("viewer.js",) if volumes else ()), "review-list.js", "review.js"),
+        later_scripts=(niivue_script(),) if volumes else (),
+        data={"token": token, "volumes": volumes},
+        allow="connect-src 'self'",
+        results=results,
+        reviewer=reviewer,
+        volumes=volumes,
+        notes=notes,
+        file=file.name,
+        longest_comment=LONGEST_COMMENT,
+        longest_reviewer=LONGEST_REVIEWER,
     )
-    scripts = (script, niivue_script()) if volumes else (script,)
-    return Page(text, f"{policy(style, *scripts)}; connect-src 'self'; frame-ancestors 'none'")
+    told = _POLICY.search(text)
+    assert told is not None  # every page has one
+    return Page(text, f"{html.unescape(told[1])}; frame-ancestors 'none'")  # which the page itself cannot say

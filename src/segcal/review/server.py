@@ -140,7 +140,8 @@ def _running(app: Any, listening: socket.socket) -> Iterator[threading.Thread]:
     """The application in a thread, from when it answers to when its last answer is given."""
     config = uvicorn.Config(
         app, loop="asyncio", http="h11", ws="none", lifespan="off", interface="asgi3", log_config=None,
-        access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE_S, h11_max_incomplete_event_size=MOST_BYTES,
+        access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE_S,
+        h11_max_incomplete_event_size=MOST_BYTES,
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -42,7 +42,7 @@ class Volumes:
         self._files = [self._found(result, predictions.get(result.name), labels) for result in results]
         self._mutex = threading.Lock()
         self._kept: OrderedDict[tuple[int, str], Future[CaseVolumes]] = OrderedDict()
-        self._evaluation = lru_cache(maxsize=1)(lambda path: Evaluation.load(path).foreground())
+        self._evaluation = lru_cache(maxsize=4)(lambda path: Evaluation.load(path).foreground())
 
     def _found(self, result: Result, given: Path | None, labels: Path | None) -> dict[str, Files]:
         """By the names of cases under review, their files."""

@@ -87,7 +87,7 @@ class CaseList {
   orderName() {
     const { order, metric } = this.form.elements;
     if (order.value === "name") return "name";
-    if (order.value === "quality") return `${this.result.qualityName.toLowerCase()}, lowest first`;
+    if (order.value === "quality") return `${this.result.qualityName}, lowest first`;
     return `${metric.selectedOptions[0]?.textContent}, ${order.value === "up" ? "lowest" : "highest"} first`;
   }
 

@@ -42,6 +42,7 @@ class Decisions {
 
   async poll() {
     const { revision, decisions } = await (await ask(`/api/decisions?after=${this.revision}`)).json();
+    if (this.waiting) return; // what is being saved here may be among them, and is no news
     this.revision = revision;
     const names = decisions.filter((each) => this.take(each)).map((each) => each.case);
     if (names.length) this.changed(names);
@@ -160,6 +161,7 @@ class Review {
 
   // Decisions of these cases have changed, here or by others.
   renew(names) {
+    if (!this.result) return; // those of an earlier review, before the list is there
     if (names.includes(this.current)) {
       const now = this.decisions.of(this.current);
       const isOwn = this.decisions.own.get(this.current) === now.revision;
@@ -167,8 +169,9 @@ class Review {
         const change = { comment: part("comment").value };
         this.decisions.troubles.set(this.current, { change, reviewer: this.reviewer, message: "somebody else has decided meanwhile.", theirs: now });
         clearTimeout(this.typing);
+        this.typing = null;
       } else if (this.isTyping) this.seen = now.revision;
-      if (!this.isTyping || this.decisions.troubles.has(this.current)) this.showDecision();
+      if (!this.isTyping) this.showDecision();
     }
     this.list.redraw();
     this.tellProgress();
