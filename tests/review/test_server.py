@@ -222,10 +222,9 @@ def test_a_port_that_is_taken_and_a_second_server_are_refused(results, server, t
     with pytest.raises(ConfigError, match="one review at a time"), serve_review(results):
         pass
     port = Client(server.url).port
-    other = tmp_path / "other.csv"
-    with pytest.raises(ConfigError, match="must be one that nobody listens at"):
-        with serve_review(results, decisions=other, port=port):
-            pass
+    again = serve_review(results, decisions=tmp_path / "other.csv", port=port)
+    with pytest.raises(ConfigError, match="must be one that nobody listens at"), again:
+        pass
 
 
 def test_every_server_has_a_token_of_its_own(results, tmp_path):
@@ -338,6 +337,6 @@ def test_predictions_of_several_results_need_names(tmp_path):
         save_evaluation(tmp_path / name / "evaluation.npz", ["a", "b"])
     with pytest.raises(ConfigError, match="as NAME=FOLDER: one, two"), serve_review(tmp_path, predictions=tmp_path):
         pass
-    with pytest.raises(ConfigError, match="of the results one, two; got 'three'"):
-        with serve_review(tmp_path, predictions={"three": tmp_path}):
-            pass
+    unknown = serve_review(tmp_path, predictions={"three": tmp_path})
+    with pytest.raises(ConfigError, match="of the results one, two; got 'three'"), unknown:
+        pass

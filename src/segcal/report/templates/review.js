@@ -287,7 +287,8 @@ class Review {
   }
 
   press(event) {
-    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+    const takesText = event.target.closest("input:not([type=checkbox], [type=range]), textarea, select");
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || takesText) return;
     const keys = {
       n: () => part("after").click(),
       j: () => part("after").click(),
