@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from segcal.quality.queue import Queue
     from segcal.report import build_report
     from segcal.review import ReviewDecision, read_decisions
-    from segcal.review.server import serve_review
+    from segcal.review.serving import serve_review
     from segcal.scores import OverlapCounts, ScoreSums, brier, dice, nll
     from segcal.statistics import BinStatistics
     from segcal.volumes.regions import Regions
@@ -85,7 +85,7 @@ _HOME = {
     "decide": "quality.deciding",
     "ReviewDecision": "review",
     "read_decisions": "review",
-    "serve_review": "review.server",
+    "serve_review": "review.serving",
     "fit_calibrator": "calibration.fitting",
     "apply_calibrator": "calibration.applying",
     "SegcalError": "errors",

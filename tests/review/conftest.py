@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from reviews import Client, save_evaluation
 
-from segcal.review.server import serve_review
+from segcal.review.serving import serve_review
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from reviews import HOSTILE, Client, save_evaluation
 
 from segcal import evaluate
 from segcal.review import read_decisions
-from segcal.review.server import serve_review
+from segcal.review.serving import serve_review
 
 
 @pytest.fixture
@@ -170,19 +170,22 @@ def test_two_browsers_see_each_other_and_a_conflict_is_shown_not_written_over(vi
         assert two.locator(".trouble").count() == 0
 
 
-def test_a_decision_that_comes_while_one_types_is_a_conflict_too(page, server, client):
-    page.locator("#comment").press_sequentially("mine", delay=10)
-    client.decide("case_00", "reject", comment="theirs", by="Ada")
-    for _ in range(8):  # still typing when the page hears of it
-        page.locator("#comment").press_sequentially("!", delay=400)
-        if page.locator(".trouble").count():
-            break
-    assert "Ada has decided meanwhile: reject, theirs. You wanted: mine!" in page.locator(".trouble").inner_text()
-    assert on_disk(server) == {"case_00": ("reject", "theirs")}
-    page.get_by_text("Keep theirs").click()
-    assert page.locator("#comment").input_value() == "theirs"
-    page.wait_for_timeout(1300)
-    assert on_disk(server) == {"case_00": ("reject", "theirs")}
+def test_a_decision_that_comes_while_one_types_is_a_conflict_too(visit, server, client):
+    with visit(server.url, expected=("409",)) as page:
+        page.locator("#comment").press_sequentially("mine", delay=10)
+        client.decide("case_00", "reject", comment="theirs", by="Ada")
+        for _ in range(8):  # still typing when the page hears of it
+            page.locator("#comment").press_sequentially("!", delay=400)
+            if page.locator(".trouble").count():
+                break
+        trouble = page.locator(".trouble")
+        trouble.wait_for()
+        assert "Ada has decided meanwhile: reject, theirs. You wanted: mine!" in trouble.inner_text()
+        assert on_disk(server) == {"case_00": ("reject", "theirs")}
+        trouble.get_by_text("Keep theirs").click()
+        assert page.locator("#comment").input_value() == "theirs"
+        page.wait_for_timeout(1300)
+        assert on_disk(server) == {"case_00": ("reject", "theirs")}
 
 
 def test_a_server_that_is_gone_is_told_and_the_decision_stays_on_the_page(visit, results):

@@ -16,7 +16,7 @@ from segcal.errors import FileError, SegcalError
 from segcal.quality.page import write_queue
 from segcal.quality.queue import CohortDice, Queue, Row
 from segcal.review.results import ABSENT, EMPTY, find_results
-from segcal.review.server import serve_review
+from segcal.review.serving import serve_review
 
 
 def row(rank: int, case: str, name: str, dice: float, *, expected: float = 0.5, flags: str = "") -> Row:

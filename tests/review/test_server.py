@@ -19,7 +19,7 @@ from reviews import HOSTILE, Client, save_evaluation
 
 from segcal.errors import ConfigError
 from segcal.review import read_decisions
-from segcal.review.server import serve_review
+from segcal.review.serving import serve_review
 
 DATA = ("/api/cases", "/api/decisions", "/api/case?case=case_00&result=0", "/api/volume?case=case_00&result=0")
 

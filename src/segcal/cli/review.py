@@ -37,7 +37,7 @@ def review(
 ) -> None:
     """Look at cases in a browser, worst first, and accept or reject them; served to this machine alone."""
     with refusing(stopped="Decisions are kept: the same command goes on from there."):
-        from segcal.review.server import serve_review
+        from segcal.review.serving import serve_review
 
         with serve_review(
             folder,
