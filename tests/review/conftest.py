@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -27,22 +26,6 @@ def server(results):
 @pytest.fixture
 def client(server):
     return Client(server.url)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no Chromium found to review with")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives Chromium")
-    flags = (
-        "--no-sandbox --disable-background-networking --disable-component-update --disable-sync "
-        "--use-angle=swiftshader --enable-unsafe-swiftshader"
-    )
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium, args=flags.split())
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

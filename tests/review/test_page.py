@@ -6,6 +6,7 @@ import io
 
 import numpy as np
 import pytest
+from browsing import reads_by_all
 from cohorts import write_cohort
 from matplotlib.image import imread
 from reviews import HOSTILE, Client, save_evaluation
@@ -305,6 +306,19 @@ def test_lists_are_told_to_those_who_hear_them(page):
     page.locator("#list").focus()
     page.keyboard.press("a")
     page.locator("#list").get_by_role("option", name="accepted").wait_for()
+
+
+@pytest.mark.parametrize("width", [420, 1400])
+def test_axe_finds_nothing_grave(visit, tmp_path, width):
+    write_cohort(tmp_path, 3)
+    evaluate(tmp_path / "P", tmp_path / "L", tmp_path / "out")
+    with serve_review(tmp_path / "out") as server, visit(server.url, expected=("WebGL", "GPU")) as page:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_selector("[data-shown]", timeout=60_000)
+        page.keyboard.press("a")
+        page.keyboard.press("p")
+        page.wait_for_selector(".row.accept")
+        reads_by_all(page)
 
 
 def test_volumes_are_shown_in_full_and_the_next_case_follows(visit, tmp_path):
