@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from reviews import HOSTILE, Client, save_evaluation
 from segcal import evaluate
 from segcal.review import read_decisions
 from segcal.review.serving import serve_review
+from segcal.review.volumes import Volumes
 
 
 @pytest.fixture
@@ -342,6 +344,23 @@ def test_volumes_are_shown_in_full_and_the_next_case_follows(visit, tmp_path):
         wait_until(page, lambda: page.locator("[data-part=class]").input_value() == "1")
         page.keyboard.press("a")  # one of the review
         wait_for_disk(page, server, {second: ("accept", "")})
+
+
+def test_the_picture_of_another_case_is_never_shown_below_a_name(visit, tmp_path, monkeypatch):
+    write_cohort(tmp_path, 2)
+    evaluate(tmp_path / "P", tmp_path / "L", tmp_path / "out")
+    with serve_review(tmp_path / "out") as server, visit(server.url, expected=("WebGL", "GPU")) as page:
+        picture = page.locator("[data-part=picture]")
+        page.wait_for_selector("[data-shown]", timeout=60_000)
+        assert picture.is_visible()
+        read, go_on = Volumes._read, threading.Event()
+        monkeypatch.setattr(Volumes, "_read", lambda *given: (go_on.wait(30), read(*given))[1])
+        page.keyboard.press("n")
+        page.wait_for_timeout(500)
+        assert not picture.is_visible()
+        go_on.set()
+        page.wait_for_selector(f'[data-shown="{chosen(page)}"]', timeout=60_000)
+        assert picture.is_visible()
 
 
 def test_a_case_without_volumes_says_why_and_can_be_decided(visit, tmp_path):

@@ -230,12 +230,20 @@ class Review {
     this.decisions.save(this.current, { comment: part("comment").value }, this.seen, this.reviewer);
   }
 
+  // That of another case, until the viewer has drawn this one and says so; see review.css.
+  hidePicture() {
+    const [stage, wait] = ["stage", "wait"].map((name) => part("volumes").querySelector(`[data-part=${name}]`));
+    delete stage.dataset.shown;
+    [wait.hidden, wait.textContent] = [false, "Loading …"];
+  }
+
   async showVolumes() {
     if (!DATA.volumes) return;
     clearTimeout(this.loading);
     this.fetching?.abort();
     this.fetching = new AbortController();
     const { signal } = this.fetching;
+    this.hidePicture();
     await new Promise((done) => (this.loading = setTimeout(done, LOADING_MS)));
     const why = part("no-volumes");
     try {
