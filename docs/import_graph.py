@@ -29,7 +29,7 @@ LAYERS = (
     ("viewer", "calibration"),
     ("report",),
     ("quality",),
-    ("study", "adapters", "audit"),
+    ("study", "adapters", "audit", "review"),
     ("cli",),
     ("__main__",),
 )

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from segcal.quality.fitting import Quality, fit_quality, load_quality
     from segcal.quality.queue import Queue
     from segcal.report import build_report
+    from segcal.review import ReviewDecision, read_decisions
+    from segcal.review.serving import serve_review
     from segcal.scores import OverlapCounts, ScoreSums, brier, dice, nll
     from segcal.statistics import BinStatistics
     from segcal.volumes.regions import Regions
@@ -83,6 +85,9 @@ _HOME = {
     "apply_quality": "quality.applying",
     "Queue": "quality.queue",
     "decide": "quality.deciding",
+    "ReviewDecision": "review",
+    "read_decisions": "review",
+    "serve_review": "review.serving",
     "fit_calibrator": "calibration.fitting",
     "apply_calibrator": "calibration.applying",
     "Audit": "audit.result",
@@ -117,6 +122,7 @@ __all__ = [
     "RangeError",
     "ReadOptions",
     "Regions",
+    "ReviewDecision",
     "ScoreSums",
     "SegcalError",
     "SegmentationLoss",
@@ -147,6 +153,8 @@ __all__ = [
     "nll",
     "occupied",
     "overconfidence",
+    "read_decisions",
+    "serve_review",
     "signed_gap",
     "threshold_curves",
     "underconfidence",

@@ -13,6 +13,7 @@ from segcal.cli import (  # noqa: F401  the verbs
     evaluation,
     quality,
     report,
+    review,
     study,
     training,
 )

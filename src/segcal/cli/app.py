@@ -9,8 +9,8 @@ import typer
 from segcal.cli.orderly import Verbs
 
 JOURNEY = (  # as in ARCHITECTURE.md
-    "evaluate", "compare", "report", "calibrate", "decide", "quality", "audit", "datasets", "train", "predict", "study",
-    "demo", "doctor", "export-bundle",
+    "evaluate", "compare", "report", "calibrate", "decide", "quality", "review", "audit", "datasets", "train",
+    "predict", "study", "demo", "doctor", "export-bundle",
 )  # fmt: skip
 
 

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 
 NARROW = 100  # columns of a terminal; below, tables need every one
-EXTRAS = {"train": ("monai", "pydantic", "tensorboard", "tomli_w"), "dask": ("dask", "distributed")}
+EXTRAS = {
+    "train": ("monai", "pydantic", "tensorboard", "tomli_w"),
+    "dask": ("dask", "distributed"),
+    "review": ("starlette", "uvicorn"),
+}
 
 
 def stderr() -> Console:

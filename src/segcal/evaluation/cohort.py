@@ -109,7 +109,11 @@ def evaluate(
         )
         for files in pairing.cases
     ]
-    about = {"mean": {"of": mean, "members": [os.fspath(maps) for maps in (predictions, *members)]}} if members else {}
+    about: dict[str, Any] = {
+        "folders": {"predictions": os.path.abspath(predictions), "labels": os.path.abspath(labels)}
+    }
+    if members:
+        about = {"mean": {"of": mean, "members": [os.fspath(maps) for maps in (predictions, *members)]}}
     return measure_cohort(
         cases, meant, out, executor=executor or pool, pairing=pairing, provenance=about, progress=progress
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,17 @@ class Options:
             ignore_index=options.ignore_index,
             strict_grid=options.strict_grid,
         )
+
+    @staticmethod
+    def from_json(told: Mapping[str, Any]) -> Options:
+        """What `asdict` made of them, once it has been JSON; of other keys nothing is taken."""
+        known = {name: value for name, value in told.items() if name in Options.__dataclass_fields__}
+        if known.get("regions") is not None:
+            known["regions"] = Regions.from_json(known["regions"])
+        for name in ("class_names", "values"):
+            if known.get(name) is not None:
+                known[name] = tuple(tuple(each) if isinstance(each, list) else each for each in known[name])
+        return Options(**known)
 
     @property
     def fine_bins(self) -> int:

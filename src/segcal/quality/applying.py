@@ -85,7 +85,10 @@ def apply_quality(
                 f"for; they have {', '.join(found.classes)}."
             )
         queue = replace(
-            make_queue(learned, found, patients=patients), failures=tuple(outcome.failures), notes=outcome.notes
+            make_queue(learned, found, patients=patients),
+            failures=tuple(outcome.failures),
+            notes=outcome.notes,
+            provenance={"folders": {"predictions": os.path.abspath(source)}, "options": asdict(options)},
         )
         write_queue(queue, out, statistics=statistics)
         keep_only(parts, kept)

@@ -24,7 +24,6 @@ from segcal.quality.conformal import fewest_patients
 from segcal.quality.promises import ARRAYS, Promises, Reference, Trial, promise, reference_of, try_promises
 from segcal.quality.risk import Guarantee, Learned, learn_thresholds
 from segcal.quality.summaries import NAMES, Summaries
-from segcal.volumes.regions import Regions
 
 Array = NDArray[Any]
 
@@ -188,17 +187,7 @@ def _read(path: Path) -> Evaluation:
 
 def _options(evaluation: Evaluation) -> Options:
     """As the predictions were read; those of an evaluation made by hand are the usual ones."""
-    return _read_options(evaluation.provenance.get("options") or {})
-
-
-def _read_options(told: dict[str, Any]) -> Options:
-    known = {name: value for name, value in told.items() if name in Options.__dataclass_fields__}
-    if known.get("regions") is not None:
-        known["regions"] = Regions.from_json(known["regions"])
-    for name in ("class_names", "values"):
-        if known.get(name) is not None:
-            known[name] = tuple(tuple(each) if isinstance(each, list) else each for each in known[name])
-    return Options(**known)
+    return Options.from_json(evaluation.provenance.get("options") or {})
 
 
 def _at_most(evaluation: Evaluation, patients: Array, seed: int) -> tuple[Evaluation, Array]:
@@ -247,7 +236,7 @@ def load_quality(path: str | os.PathLike[str]) -> Quality:
         quality = Quality(
             tuple(map(str, told["classes"])),
             float(told["level"]),
-            _read_options(told["options"]),
+            Options.from_json(told["options"]),
             Reference(**arrays),
             tuple(Trial._make(math.nan if value is None else value for value in row) for row in told["trials"]),
             guarantee,

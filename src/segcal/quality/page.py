@@ -81,6 +81,7 @@ def _content(queue: Queue) -> dict[str, Any]:
         ],
         "failures": [failure._asdict() for failure in queue.failures],
         "notes": as_plain(queue.notes),
+        "provenance": dict(queue.provenance),
         "queue": [
             {name: _null(value) for name, value in zip(COLUMNS, row, strict=True)} | {"flags": _flags(row)}
             for row in queue.rows

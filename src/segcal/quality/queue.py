@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +71,7 @@ class Queue:
     level: of the intervals.
     failures: cases that could not be read, (case, kind, message) each.
     notes: what was noticed, (kind, message, cases) each.
+    provenance: where the predictions lie and how they were read, as JSON has it.
 
     >>> Queue(rows=(), cohort=(CohortDice(None, 0.87, 0.85, 0.89),), shifted=(), level=0.9).cohort[0].value
     0.87
@@ -81,6 +83,7 @@ class Queue:
     level: float
     failures: tuple[Failure, ...] = ()
     notes: tuple[Note, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_queue(quality: Quality, evaluation: Evaluation, *, patients: str | None = None) -> Queue:
