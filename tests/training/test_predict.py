@@ -19,6 +19,8 @@ from segcal._io.files import locked
 from segcal.calibrators import Temperature
 from segcal.cli import app
 from segcal.errors import ConfigError, FileError
+from segcal.quality.applying import apply_quality
+from segcal.quality.fitting import fit_quality
 from segcal.training import runs, train
 from segcal.training.checkpoint import load_checkpoint
 from segcal.training.runs import evaluate_run, image_cases, load_run, predict
@@ -165,6 +167,15 @@ def test_evaluate_reads_the_maps_and_finds_the_numbers_of_the_run(run, outcome, 
     # One voxel that changes its bin moves ACE and MCE by more than the rounding did.
     metrics = METRICS if dtype == "float32" else ("dice", "ece", "brier", "nll")
     check_same_numbers(tmp_path / "out", outcome.evaluation, tolerance=tolerance, metrics=metrics)
+
+
+def test_what_was_learned_from_an_evaluation_of_a_run_reads_the_maps_of_the_run(run, tmp_path):
+    outcome = evaluate_run(run, tmp_path / "evaluation", side="all")
+    quality = fit_quality(outcome.evaluation, level=0.5)
+    predict(run, tmp_path / "maps", side="all")
+    queue = apply_quality(quality, tmp_path / "maps", tmp_path / "queue")
+    assert queue.failures == ()
+    assert {row.case for row in queue.rows} == set(outcome.evaluation.cases)
 
 
 def test_regions_of_maps_and_of_the_run_agree(brats, tmp_path):

@@ -8,7 +8,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -296,9 +296,11 @@ def evaluate_run(
 
     about = {**run.about, "side": side, "calibrator": _told(calibrator), "split_note": run.split.note}
     jobs = [job(case) for case in cases]
+    as_maps = replace(options, logits=False)  # how maps are read that `predict` writes of other cases
     return measure_cohort(
-        jobs, options, Path(out), executor=executor or in_turn, provenance={"run": about}, progress=progress
-    )
+        jobs, options, Path(out), executor=executor or in_turn,
+        provenance={"run": about, "options": asdict(as_maps)}, progress=progress,
+    )  # fmt: skip
 
 
 def _told(calibrator: Calibrator | Mapping[str, Calibrator] | None) -> str | None:
