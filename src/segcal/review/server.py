@@ -30,23 +30,30 @@ PATIENCE_S = 5  # for answers that are under way when it ends
 
 
 @contextmanager
-def running(app: Any, listening: socket.socket) -> Iterator[threading.Thread]:
-    """The application in a thread, from when it answers to when its last answer is given."""
+def running(app: Any, listening: socket.socket) -> Iterator[threading.Event]:
+    """The application in a thread, from when it answers to when its last answer is given; the event is its end."""
     config = uvicorn.Config(
         app, loop="asyncio", http="h11", ws="none", lifespan="off", interface="asgi3", log_config=None,
         access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE_S,
         h11_max_incomplete_event_size=MOST_BYTES,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
+    ended = threading.Event()  # a thread whose join a signal interrupts counts as ended for Python 3.11
+
+    def run() -> None:
+        try:
+            server.run(sockets=[listening])
+        finally:
+            ended.set()
+
+    threading.Thread(target=run, daemon=True).start()
     try:
-        while thread.is_alive() and not server.started:
-            thread.join(0.01)
-        yield thread
+        while not server.started and not ended.wait(0.01):
+            pass
+        yield ended
     finally:
         server.should_exit = True
-        thread.join()
+        ended.wait()
 
 
 def application(

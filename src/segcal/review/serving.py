@@ -28,14 +28,14 @@ class ReviewServer:
     notes: sentences on what cannot be shown, as volumes that are not there.
     """
 
-    def __init__(self, url: str, decisions: Path, cases: int, notes: list[str], thread: threading.Thread) -> None:
+    def __init__(self, url: str, decisions: Path, cases: int, notes: list[str], ended: threading.Event) -> None:
         self.url, self.decisions, self.cases, self.notes = url, decisions, cases, notes
-        self._thread = thread
+        self._ended = ended
 
     def wait(self) -> None:
         """Until the server ends, or somebody interrupts."""
-        while self._thread.is_alive():
-            self._thread.join(0.5)  # a wait without an end could not be interrupted on Windows
+        while not self._ended.wait(0.5):  # a wait without an end could not be interrupted on Windows
+            pass
 
 
 @contextmanager
@@ -85,9 +85,9 @@ def serve_review(
     with Decisions.held(path) as held, _listening(HOST, port) as listening:
         token, port = new_token(), listening.getsockname()[1]
         app = Guard(application(results, volumes, held, token=token, reviewer=reviewer), token=token, port=port)
-        with running(app, listening) as thread:
+        with running(app, listening) as ended:
             number = len({case for result in results for case in result.cases})
-            yield ReviewServer(f"http://{HOST}:{port}/?token={token}", path, number, volumes.notes, thread)
+            yield ReviewServer(f"http://{HOST}:{port}/?token={token}", path, number, volumes.notes, ended)
 
 
 def _volumes(results: list[Result], predictions: Any, labels: Any, images: Any) -> Volumes:
