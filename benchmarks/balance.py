@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,10 +172,9 @@ def systems(split: Split) -> Iterator[System]:
         own = method == BASELINE
         for seed in mine:
             yield System(method, ((method, seed),), ALL if own else (LAST,))
-        for i, seed in enumerate(mine if len(mine) > 2 else ()):
-            yield System(f"2 x {method}", ((method, seed), (method, mine[i - 1])), (LAST,))
-        for start in range(0, len(mine) - 2, 3):
-            yield System(f"3 x {method}", tuple((method, seed) for seed in mine[start : start + 3]), (LAST,))
+        for number in (2, 3):
+            for chosen in combinations(mine, number):
+                yield System(f"{number} x {method}", tuple((method, seed) for seed in chosen), (LAST,))
         for seed in mine:
             if not own and (BASELINE, seed) in split:
                 yield System(f"{BASELINE} and {method}", ((BASELINE, seed), (method, seed)), (LAST,))
