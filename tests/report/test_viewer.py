@@ -301,6 +301,20 @@ def test_one_plane_alone_fills_the_stage_and_a_narrow_window_has_no_scroll_bar(p
     assert page.evaluate("document.documentElement.scrollWidth") <= 420
 
 
+def test_volumes_come_out_of_the_page_as_they_went_in(page, probabilities):
+    def out_of_page(*which):
+        found = page.evaluate("async ([i, ...which]) => [...(await embeddedSource(i).volume(...which))]", [1, *which])
+        return np.array(found, np.uint8).reshape(SHAPE, order="F")
+
+    for cls in range(2):
+        np.testing.assert_array_equal(out_of_page("label", None, cls), LABELS[cls])
+        for method in range(2):
+            bytes_ = np.rint(probabilities[method, 1, cls + 1] * 255)
+            np.testing.assert_array_equal(out_of_page("probability", method, cls), bytes_)
+    image = np.rint(ndimage.gaussian_filter(LABELS.max(0).astype(float), 1) * 200)
+    np.testing.assert_array_equal(out_of_page("image", None, None), image // 4 * 4)  # 64 shades of gray
+
+
 def test_a_broken_volume_is_told_and_others_can_be_looked_at(watch, report, tmp_path):
     text = report.read_text(encoding="utf-8")
     broken = tmp_path / "broken.html"
