@@ -354,7 +354,7 @@ def test_a_case_opens_at_its_address_and_back_returns_to_where_the_report_was_le
     page.go_forward()
     page.locator("#case").wait_for()
     page.locator("#case-after").click()
-    page.wait_for_function("document.querySelector('#case-title').innerText !== 'case_10'")
+    page.wait_for_function("() => document.querySelector('#case-title').innerText !== 'case_10'")
     page.get_by_role("link", name="Radar").click()
     page.locator("#report").wait_for()
 
