@@ -384,7 +384,8 @@ def test_regions_and_the_ignored_label_come_from_dataset_json(hard, tmp_path):
         expected = ace_loss(of_region, truth, bins=20).item()
         assert found["case_5", name, "ace"] == pytest.approx(expected, abs=1e-6)
     calibrator = tmp_path / "calibrator.json"
-    segcal("calibrate", "fit", hard.model, hard.raw / "labelsTr", "--out", calibrator, "--set", "steps=50", *regions)
+    how = ("--method", "local-temperature", "--set", "steps=50")
+    segcal("calibrate", "fit", hard.model, hard.raw / "labelsTr", "--out", calibrator, *how, *regions)
     assert json.loads(calibrator.read_text())["fit"]["voxels"] == 2 * 20 * 24 * 14
     segcal("calibrate", "apply", calibrator, hard.predictions, "--out", tmp_path / "maps", "--nifti")
     made = nibabel.load(tmp_path / "maps" / "case_5.nii.gz")
