@@ -272,9 +272,9 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """Four of the paper's five methods as settings of the loss; the fifth, temperature scaling, follows a trained one.
 
-"balanced" is soft-ace at a weight that costs less Dice and likelihood. It is meant for members of an ensemble, trained to
-the end: on the hippocampus two of them match dice-ce at a lower ACE, after short trainings on ACDC they do not
-(docs/results.md).
+"balanced" is soft-ace at a weight that costs less Dice and likelihood. It is meant for members of an ensemble that are
+trained to the end: on the hippocampus two of them match dice-ce at a lower ACE, after short trainings on ACDC they do
+not (docs/results.md).
 """
 
 PRESETS: dict[str, dict[str, Any]] = {
