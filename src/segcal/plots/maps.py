@@ -31,7 +31,6 @@ from segcal.volumes.arrays import read_array, stem_of
 from segcal.volumes.averaging import not_probabilities, sigmoid, softmax
 from segcal.volumes.cases import LABEL_KEYS
 from segcal.volumes.grids import fit
-from segcal.volumes.regions import Regions
 
 Array = NDArray[Any]
 Files = Path | Sequence[Path]
@@ -155,17 +154,7 @@ def options_of(evaluation: Evaluation) -> Options:
     if told is None:
         first = 0 if evaluation.has_background else 1
         return Options(class_names=tuple(enumerate(evaluation.classes, start=first)))
-    names, values = told["class_names"], told.get("values")
-    return Options(
-        logits=told["logits"],
-        sigmoid=told["sigmoid"],
-        regions=Regions.from_json(told["regions"]),
-        class_names=None if names is None else tuple((value, name) for value, name in names),
-        values=values and tuple(values),
-        ignore_index=told.get("ignore_index"),
-        calibrator=told.get("calibrator"),
-        calibrator_fingerprint=told.get("calibrator_fingerprint"),
-    )
+    return Options.from_json(told)
 
 
 def find_image(images: Path, case: str) -> Path:
