@@ -437,6 +437,7 @@ def test_a_map_is_enlarged_by_click_and_by_keyboard_and_closed_again(page):
 
 def test_a_case_has_its_maps_on_its_own_page(page, report):
     page.goto(f"{report.as_uri()}#case=case_2")
+    page.locator("#case-maps figure").wait_for()
     assert page.locator("#case-maps figure").count() == 1
     assert "a map" in page.locator("#case-maps").inner_text()
     page.locator("#case-maps .enlarge").click()

@@ -208,6 +208,7 @@ def test_names_are_shown_as_they_are_and_a_case_can_be_chosen(page):
     shown(page, CASES[1])
     assert np.abs(picture(page) - before).max() > 30
     page.get_by_role("link", name="numbers of this case").click()
+    page.locator("#case").wait_for()
     assert page.locator("#case-title").inner_text() == CASES[1]
 
 
