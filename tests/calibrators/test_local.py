@@ -98,8 +98,9 @@ def test_a_constant_added_to_all_logits_changes_no_probability(fitted):
 
 def test_pieces_give_what_the_whole_gives(fitted, monkeypatch):
     logits, _ = too_sure_of_class_one(2)
+    monkeypatch.setattr(local, "compiled", lambda _: False)
     whole = fitted.transform(logits)
-    monkeypatch.setattr("segcal.calibrators.calibrator.PIECE_ELEMENTS", 1)  # 1024 voxels at a time
+    monkeypatch.setattr("segcal.calibrators.calibrator.CACHED_ELEMENTS", 1)  # 1024 voxels at a time
     torch.testing.assert_close(fitted.transform(logits), whole, rtol=1e-6, atol=1e-6)
 
 
@@ -237,7 +238,7 @@ def test_few_voxels_of_a_large_case_stand_for_all_wherever_they_come_from(cases)
     assert box.weights[sure].sum().item() == pytest.approx(truly.sum().item(), rel=1e-6)
 
 
-def test_a_step_has_a_bounded_cost_and_sees_other_voxels_each_time(cases, monkeypatch):
+def test_a_step_has_a_bounded_cost_and_all_steps_together_see_every_voxel(cases, monkeypatch):
     calibrator = LocalTemperature(steps=30)
     unbounded = LocalTemperature(steps=30).fit(cases)
     seen = []
@@ -256,8 +257,13 @@ def test_a_step_has_a_bounded_cost_and_sees_other_voxels_each_time(cases, monkey
     seen.clear()
     monkeypatch.setattr(local, "STEP_WORK", 7 * 500)
     bounded = LocalTemperature(steps=150, ace=0).fit(cases)
-    assert max(logits.shape[1] for batch in seen for logits in batch) == 500
-    assert len({float(logits.sum()) for batch in seen[6:-6] for logits in batch}) == 4 * 150  # draws, not one draw
+    assert max(logits.shape[1] for batch in seen for logits in batch) <= 500
+    known = {float(logits.sum()): logits for batch in seen for logits in batch}
+    drawn, _ = bounded.drawing.draw(cases, len(cases), seed=0)
+    assert len(known) == sum(math.ceil(box.voxels / 500) for (box,) in drawn)
+    for axis in range(3):
+        values = torch.cat([logits[axis] for logits in known.values()]).sort().values
+        assert torch.equal(values, torch.cat([box.logits[axis] for (box,) in drawn]).sort().values)
     logits, labels = too_sure_of_class_one(99)
     plain = Temperature().fit(cases)
     assert nll(bounded.transform(logits), labels) < nll(plain.transform(logits), labels)
@@ -329,6 +335,31 @@ def test_smoothing_is_the_mean_of_neighbours_and_comes_back_from_its_file(tmp_pa
     same = mean.argmax(0) == values.argmax(0)
     assert 0.5 < same.mean() < 1  # elsewhere the decision is held
     np.testing.assert_allclose(found[:, same], mean[:, same], atol=1e-3)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("shape", [(700,), (37, 21), (5, 1, 61), (9, 8, 7)])
+@pytest.mark.parametrize(("smoothing", "width"), [(False, 16), (True, 5)])
+def test_compiled_code_gives_what_torch_gives_in_double_precision(activation, shape, smoothing, width):
+    random = torch.Generator().manual_seed(len(shape))
+    cases = []
+    for _ in range(2):
+        logits = 4 * torch.randn(3, *shape, generator=random)
+        labels = (logits + torch.randn(3, *shape, generator=random)).argmax(0)
+        one_hot = torch.stack([labels == c for c in range(3)]).to(torch.uint8)
+        cases.append((logits, labels if activation == "softmax" else one_hot))
+    calibrator = LocalTemperature(activation=activation, smoothing=smoothing, width=width, steps=12).fit(cases)
+    logits = cases[0][0].clone()
+    logits[:, ..., :3] *= 12  # sure beyond what a float32 tells from 1
+    logits[:, ..., 3:5] = 0  # equals
+    single, double = calibrator.transform(logits), calibrator.transform(logits.double())
+    probability = (lambda x: x.softmax(0)) if activation == "softmax" else torch.sigmoid
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(probability(single).double(), probability(double), rtol=1e-4, atol=1e-5)
+    assert (probability(double) - probability(logits.double())).abs().max() > 0.01  # something was done
+    if activation == "softmax":
+        assert torch.equal(single.argmax(0), logits.argmax(0))
+    assert torch.equal(single.sign(), logits.sign()) or activation == "softmax"
 
 
 def test_overlapping_classes_are_smoothed_each_by_itself():

@@ -51,7 +51,7 @@ def test_how_voxels_are_divided_changes_nothing(method, activation, monkeypatch)
         same(whole, other, logits)
         assert other.report.cases == len(stream)
     monkeypatch.setattr("segcal.calibrators.stream.PIECE_ELEMENTS", 1)  # then 1,024 voxels at a time
-    monkeypatch.setattr("segcal.calibrators.calibrator.PIECE_ELEMENTS", 1)
+    monkeypatch.setattr("segcal.calibrators.calibrator.CACHED_ELEMENTS", 1)
     same(whole, make_calibrator(method, activation=activation).fit([(logits, labels)]), logits)
 
 

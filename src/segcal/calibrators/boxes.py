@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from segcal.calibrators.calibrator import Activation
+from segcal.calibrators.calibrator import Activation, decided
 from segcal.calibrators.smoothing import around, probabilities
 from segcal.calibrators.stream import (
     CaseStream,
@@ -39,6 +39,10 @@ class Box(NamedTuple):
     """(axis, class, ...): their mean probabilities, as `smoothing.around` gives them."""
     weights: Tensor | None = None
     """(voxel): how many voxels each stands for; None: one."""
+    largest: Tensor | None = None
+    """(1, ...): the class that the logits of a softmax decide for, once `lessons` has looked."""
+    sure: Tensor | None = None
+    """(1 or class, ...): whether they are sure, likewise."""
 
     @property
     def voxels(self) -> int:
@@ -158,6 +162,23 @@ class Drawing:
         starts = [min(max(c - s // 2, 0), w - s) for c, s, w in zip(centre, size, shape, strict=True)]
         box = whole.at(tuple(slice(a, a + s) for a, s in zip(starts, size, strict=True)))
         return Box(*(None if part is None else part.clone() for part in box))  # type: ignore[arg-type]
+
+
+def lessons(box: Box, activation: Activation, most_voxels: float) -> list[Box]:
+    """The box with all that the steps of a fit would look for again and again; in parts, where it has more voxels.
+
+    The parts are alike: each has its share of every label and of every level of sureness. In a part the voxels of a
+    label stand together, surest last, which the sums of a step go through faster.
+    """
+    logits, parts = box.logits, math.ceil(box.voxels / most_voxels)
+    known = box._replace(
+        largest=decided(logits) if activation == "softmax" else None, sure=sureness(logits, activation) > SURE
+    )
+    if logits.ndim > 2:  # voxels side by side stay so
+        return [known]
+    labels = box.labels if box.labels.ndim == 1 else box.labels.sum(0)
+    order = (2 * labels + sureness(logits, activation).amin(0)).argsort(stable=True)
+    return [known.at((order[part::parts],)) for part in range(parts)]
 
 
 def box_size(shape: Sequence[int], most_voxels: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from segcal.calibrators.calibrator import decided
 from segcal.calibrators.stream import Piece
 from segcal.kernels.spec import HAS_NUMBA
 
@@ -26,7 +27,7 @@ def log_odds(logits: Tensor, activation: str) -> Tensor:
     total = weights.sum(0)
     others = total - weights
     # Of the largest class the rest is added up by itself: the difference would drown it.
-    largest = logits.argmax(0, keepdim=True)
+    largest = decided(logits)
     others.scatter_(0, largest, weights.scatter(0, largest, 0).sum(0, keepdim=True))
     tiny = torch.finfo(logits.dtype).tiny
     return logits - top - others.clamp(min=tiny).log()

@@ -12,14 +12,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from segcal.calibrators.boxes import SURE, Box, Drawing, standardised, sureness
-from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs
+from segcal.calibrators.boxes import Box, Drawing, lessons, standardised
+from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs, decided
 from segcal.calibrators.objective import average_error, soft_statistics
-from segcal.calibrators.smoothing import smooth_volume, smoothed
+from segcal.calibrators.smoothing import compiled, smooth_volume, smoothed
 from segcal.calibrators.stream import CaseStream, check_stream
 from segcal.errors import ConfigError, ShapeError, check_seed
 
@@ -56,20 +58,38 @@ class TemperatureNetwork(nn.Module):
         self.layers = nn.Sequential(*layers, last)
 
     def forward(self, features: Tensor) -> Tensor:
-        raw: Tensor = self.layers(features[None])[0]
+        raw = features
+        for layer in self.layers:
+            kernel: Any = getattr(layer, "kernel_size", ())
+            raw = _everywhere(layer, raw) if set(kernel) == {1} else layer(raw[None])[0]
         limit = torch.where(raw < 0, -math.log(COLDEST), math.log(HOTTEST))
         return limit * torch.tanh(raw / limit)
 
+    def matrices(self) -> list[NDArray[np.float32]]:
+        """Weights and biases, in turn, of layers that look at single voxels."""
+        return [part.flatten(1).numpy() if part.ndim > 1 else part.numpy() for part in self.layers.parameters()]
 
-def features_of(logits: Tensor, image: Tensor | None, activation: Activation) -> Tensor:
-    """What the network sees, each about within -2 and 2; a constant added to all logits of a softmax is not seen."""
+
+def _everywhere(layer: Any, values: Tensor) -> Tensor:
+    """A convolution of single voxels, as the product of matrices that it is."""
+    found = torch.addmm(layer.bias[:, None], layer.weight.flatten(1), values.flatten(1))
+    return found.reshape(-1, *values.shape[1:])
+
+
+def features_of(
+    logits: Tensor, image: Tensor | None, activation: Activation, *, largest: Tensor | None = None
+) -> Tensor:
+    """What the network sees, each about within -2 and 2; a constant added to all logits of a softmax is not seen.
+
+    largest: the classes that the logits decide for, as `decided` gives them, where they are known.
+    """
     logits = logits.detach().float()
     if activation == "softmax":
-        best = logits.topk(2, 0).values
-        logs = logits.log_softmax(0)
+        apart = logits - logits.amax(0, keepdim=True)
+        logs = apart.log_softmax(0)
         entropy = -(logs.exp() * logs).sum(0, keepdim=True)
-        margin = (best[:1] - best[1:]).clamp(max=CLIP) / 4 - 1
-        parts = [(logits - best[:1]).clamp(min=-CLIP) / 4 + 1, margin, entropy]
+        second = apart.scatter(0, decided(apart) if largest is None else largest, -torch.inf).amax(0, keepdim=True)
+        parts = [apart.clamp(min=-CLIP) / 4 + 1, second.neg().clamp(max=CLIP) / 4 - 1, entropy]
     else:
         parts = [logits.clamp(-CLIP, CLIP) / 4, logits.abs().clamp(max=CLIP) / 4 - 1]
     if image is not None:
@@ -177,8 +197,10 @@ class LocalTemperature(Calibrator):
         self._classes = len(first.logits)
         self.axes = first.logits.ndim - 1 if first.neighbours is None else len(first.neighbours)
         self.channels = 0 if first.image is None else len(first.image)
-        random = torch.Generator().manual_seed(self.seed)
-        seen = [self._at_most(case[0], random) for case in boxes]
+        most = STEP_WORK / (self._classes + 4)
+        for i, drawn in enumerate(boxes):
+            boxes[i] = [part for box in drawn for part in lessons(box, self.activation, most)]
+        seen = [case[0] for case in boxes]
         own = torch.stack([torch.stack(self._errors([box])) for box in seen]).mean(0).clamp(min=1e-6)
         self.network, self.shares = self._train(boxes, own, progress)
         now = [torch.stack(self._errors([box], self.network, self.shares)) for box in seen]
@@ -209,7 +231,6 @@ class LocalTemperature(Calibrator):
             chosen = torch.randperm(len(boxes), generator=random)[:BATCH].tolist()
             places = torch.rand(len(chosen), generator=random).tolist()
             batch = [boxes[i][int(place * len(boxes[i]))] for i, place in zip(chosen, places, strict=True)]
-            batch = [self._at_most(box, random) for box in batch]
             shares = _shares(mixing) if self.smoothing else None
             ace, nll = self._errors(batch, network, shares, learning=True)
             optimizer.zero_grad(set_to_none=True)
@@ -219,13 +240,6 @@ class LocalTemperature(Calibrator):
             schedule.step()
             progress((step + 1) / self.steps)
         return network.eval().requires_grad_(False), _shares(mixing).detach() if self.smoothing else None
-
-    def _at_most(self, box: Box, random: torch.Generator) -> Box:
-        """A box, or a new draw of its voxels where they are more than a step may cost; neighbours stay together."""
-        most = STEP_WORK // (len(box.logits) + 4)
-        if self._looks_around or box.voxels <= most:
-            return box
-        return box.at((torch.randint(box.voxels, (most,), generator=random),))
 
     def _errors(
         self,
@@ -244,10 +258,10 @@ class LocalTemperature(Calibrator):
             logits = steered = box.logits
             if network is not None:
                 if shares is not None and box.neighbours is not None:
-                    logits = smoothed(logits, box.neighbours, shares, self.activation)
-                logarithm = self._logarithm(network, logits, box.image)
-                sure = sureness(box.logits, self.activation) > SURE
-                steered = logits / torch.where(sure & learning, logarithm.detach(), logarithm).exp()
+                    logits = smoothed(logits, box.neighbours, shares, self.activation, largest=box.largest)
+                logarithm = self._logarithm(network, logits, box.image, largest=box.largest)
+                assert box.sure is not None  # `lessons` has looked
+                steered = logits / torch.where(box.sure & learning, logarithm.detach(), logarithm).exp()
                 logits = logits / logarithm.exp()
             stats = soft_statistics(steered, box.labels, self.activation, bins=self.bins)
             aces.append(average_error(stats, "ace", background=self.activation == "sigmoid"))
@@ -257,9 +271,11 @@ class LocalTemperature(Calibrator):
         together = average_error(pooled, "ace", background=self.activation == "sigmoid")
         return (torch.stack(aces).mean() + together) / 2, torch.stack(nlls).mean()
 
-    def _logarithm(self, network: TemperatureNetwork, logits: Tensor, image: Tensor | None) -> Tensor:
+    def _logarithm(
+        self, network: TemperatureNetwork, logits: Tensor, image: Tensor | None, *, largest: Tensor | None = None
+    ) -> Tensor:
         """Log-temperatures (1 or class, ...)."""
-        features = features_of(logits, image, self.activation)
+        features = features_of(logits, image, self.activation, largest=largest)
         found: Tensor = network(features if self._looks_around else features.flatten(1))
         return found.reshape(-1, *logits.shape[1:])
 
@@ -296,8 +312,20 @@ class LocalTemperature(Calibrator):
         return logits / self._temperatures(logits, None)
 
     def _transform(self, logits: Tensor, image: Tensor | None) -> Tensor:
-        values = self._smoothed(logits)
-        return values / self._temperatures(values, image) if self._looks_around else super()._transform(values, image)
+        values = self._smoothed(logits.detach())
+        if self._looks_around:
+            return values / self._temperatures(values, image)
+        if not compiled(values):
+            return super()._transform(values, image)
+        from segcal.kernels import numba_local
+
+        assert self.network is not None  # it is fitted
+        found = numba_local.divide(
+            values.flatten(1).contiguous().numpy(), numba_local.Dense(*self.network.matrices()),
+            softmax=self.activation == "softmax", clip=CLIP, coldest=-math.log(COLDEST), hottest=math.log(HOTTEST),
+            threads=torch.get_num_threads(),
+        )  # fmt: skip
+        return torch.from_numpy(found).reshape(logits.shape)
 
     def state(self) -> dict[str, Any]:
         assert self.network is not None  # `save` has looked

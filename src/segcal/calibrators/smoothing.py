@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from segcal.calibrators.calibrator import Activation
+from segcal.calibrators.calibrator import Activation, decided
 from segcal.calibrators.stream import PIECE_ELEMENTS
+from segcal.kernels.spec import HAS_NUMBA
 
 LEAST = 1e-9  # of a probability, before its logarithm
 AHEAD = 1e-3  # of logits: a decision that the neighbours would change stays by this much
@@ -35,6 +36,14 @@ def around(values: Tensor, shape: Sequence[int], places: Tensor) -> Tensor:
 
 def smooth_volume(logits: Tensor, shares: Tensor, activation: Activation) -> Tensor:
     """All logits (class, ...) of a grid, as `smoothed` gives them, in pieces."""
+    if compiled(logits):
+        from segcal.kernels import numba_local
+
+        found = numba_local.smooth(
+            logits.flatten(1).contiguous().numpy(), logits.shape[1:], shares.numpy(),
+            softmax=activation == "softmax", least=LEAST, ahead=AHEAD, threads=torch.get_num_threads(),
+        )  # fmt: skip
+        return torch.from_numpy(found).reshape(logits.shape)
     values, flat = probabilities(logits, activation).flatten(1), logits.flatten(1)
     result = torch.empty_like(flat)
     step = max(1024, PIECE_ELEMENTS // len(flat))
@@ -45,17 +54,27 @@ def smooth_volume(logits: Tensor, shares: Tensor, activation: Activation) -> Ten
     return result.reshape(logits.shape)
 
 
-def smoothed(logits: Tensor, neighbours: Tensor, shares: Tensor, activation: Activation) -> Tensor:
-    """Logits of probabilities of which `shares` (axis) come from the `neighbours`; the decisions are those before."""
+def smoothed(
+    logits: Tensor, neighbours: Tensor, shares: Tensor, activation: Activation, *, largest: Tensor | None = None
+) -> Tensor:
+    """Logits of probabilities of which `shares` (axis) come from the `neighbours`; the decisions are those before.
+
+    largest: the classes that the logits decide for, as `decided` gives them, where they are known.
+    """
     own = probabilities(logits, activation)
     mean = (1 - shares.sum()) * own + torch.einsum("a,a...->...", shares.to(own), neighbours)
     if activation == "sigmoid":
-        found = mean.clamp(LEAST, 1 - LEAST).logit(LEAST)
+        found = mean.clamp(min=LEAST).log() - (1 - mean).clamp(min=LEAST).log()
         return torch.where(logits > 0, found.clamp(min=AHEAD), torch.where(logits < 0, found.clamp(max=-AHEAD), found))
     found = mean.clamp(min=LEAST).log()
-    decided = logits.argmax(0, keepdim=True)
-    ahead = found.scatter(0, decided, -torch.inf).amax(0, keepdim=True) + AHEAD
-    return found.scatter(0, decided, torch.maximum(found.gather(0, decided), ahead))
+    largest = decided(logits) if largest is None else largest
+    ahead = found.scatter(0, largest, -torch.inf).amax(0, keepdim=True) + AHEAD
+    return found.scatter(0, largest, torch.maximum(found.gather(0, largest), ahead))
+
+
+def compiled(logits: Tensor) -> bool:
+    """Whether the compiled passes can take them."""
+    return HAS_NUMBA and logits.device.type == "cpu" and logits.dtype == torch.float32
 
 
 def probabilities(logits: Tensor, activation: Activation) -> Tensor:

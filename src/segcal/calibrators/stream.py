@@ -18,6 +18,7 @@ from torch import Tensor
 from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, check_seed
 
 PIECE_ELEMENTS = 1 << 21  # numbers taken to float64 at a time
+CACHED_ELEMENTS = 1 << 17  # numbers transformed at a time, so that what is made on the way stays in the cache
 SURE = (0.9, 0.999)  # largest probabilities that divide doubtful voxels from sure ones
 
 

@@ -1,4 +1,4 @@
-"""Decisions by a threshold for each class, on the CPU by numba; see `segcal.evaluation.rules`."""
+"""Decisions on the CPU by numba: by a threshold for each class (see `segcal.evaluation.rules`), or for the largest."""
 
 from __future__ import annotations
 
@@ -48,3 +48,46 @@ def _choose(probabilities, lowest, slope, offset, bins, start, stop, places, sum
             sums[1, chosen] += own
         if wanted > 1:
             sums[2, 0] += 1
+
+
+BLOCK = 1024  # voxels
+
+
+def same_largest(before: Array, after: Array, *, threads: int) -> bool:
+    """Whether the largest class of every voxel, the first of equals, is the same in both of (class, voxel)."""
+    segments = segments_of(before.shape[1])
+    different = np.zeros(len(segments), np.bool_)
+
+    def segment(_: int, s: int) -> None:
+        different[s] = _differ(before, after, *segments[s])
+
+    run_segments(segment, 1, len(segments), threads)
+    return not different.any()
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _differ(before, after, start, stop):
+    one, two = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
+    best = np.empty(BLOCK, before.dtype)
+    for first in range(start, stop, BLOCK):
+        n = min(BLOCK, stop - first)
+        _largest(before[:, first : first + n], n, best, one)
+        _largest(after[:, first : first + n], n, best, two)
+        different = 0
+        for v in range(n):
+            different |= one[v] ^ two[v]
+        if different:
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _largest(x, n, best, found):
+    for v in range(n):
+        best[v] = x[0, v]
+        found[v] = 0
+    for c in range(1, x.shape[0]):
+        row = x[c]
+        for v in range(n):
+            found[v] = np.int32(c) if row[v] > best[v] else found[v]
+            best[v] = row[v] if row[v] > best[v] else best[v]
