@@ -182,10 +182,10 @@ def systems(split: Split) -> Iterator[System]:
 
 
 def fewer(system: System) -> System:
-    """With a temperature and the last calibrator for dice-ce, that one for means of two, and none for others."""
+    """With a temperature and the last calibrator for dice-ce, that one for means of seeds, and none for others."""
     if system.name == BASELINE:
         return system._replace(calibrators=(ALL[0], LAST))
-    return system if system.name.startswith("2 x") else system._replace(calibrators=())
+    return system if " x " in system.name else system._replace(calibrators=())
 
 
 def measure(system: System, split: Split, fit: set[str], found: Values) -> None:
