@@ -34,3 +34,10 @@ def span(seconds: float) -> tuple[float, float]:
     begin = time.monotonic()
     time.sleep(seconds)
     return begin, time.monotonic()
+
+
+def note(folder: Path, number: int) -> int:
+    """Leaves a mark for every time that it is called with a number."""
+    with (folder / str(number)).open("a") as file:
+        file.write("x")
+    return number

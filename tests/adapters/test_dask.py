@@ -126,6 +126,18 @@ def test_a_worker_that_is_killed_loses_nothing(cluster, folder):
     assert tables(folder / "killed") == tables(folder / "local")
 
 
+def test_a_job_whose_result_came_is_not_done_again_when_its_worker_dies(cluster, tmp_path):
+    ended = 0
+    for _ in DaskCluster(cluster)(jobs.note, [(tmp_path, i) for i in range(40)]):
+        ended += 1
+        if ended == 36:
+            os.kill(next(iter(cluster.run(os.getpid).values())), signal.SIGKILL)
+    assert ended == 40
+    often = [len(path.read_text()) for path in sorted(tmp_path.iterdir())]
+    assert len(often) == 40
+    assert sum(often) <= 40 + 4  # those that were under way alone
+
+
 def test_a_case_that_kills_every_worker_is_a_failure_and_stops_no_other(cluster):
     came = dict(DaskCluster(cluster)(jobs.die_at, [(i, 1) for i in range(4)]))
     assert isinstance(came.pop(1), distributed.KilledWorker)

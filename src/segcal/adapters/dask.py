@@ -62,9 +62,12 @@ class DaskCluster:
                 error = future.exception()
                 if error is not None and not isinstance(error, KilledWorker):
                     raise error
-                yield futures[future], future.result() if error is None else error
+                came = future.result() if error is None else error
+                place = futures.pop(future)
+                future.release()  # a worker that holds a result would do the job again, should it die
+                yield place, came
         finally:
-            self.client.cancel(list(futures))  # of those that are not done, if we were interrupted
+            self.client.cancel(list(futures))  # those that are not done, if we were interrupted
 
     def _have_gpus(self) -> bool:
         workers = self.client.scheduler_info(n_workers=-1)["workers"]
