@@ -14,11 +14,11 @@ from segcal.evaluation.options import Options
 from segcal.plots import figure_bytes
 from segcal.plots.maps import (
     case_maps,
-    find_image,
     options_of,
     worst_case_figures,
     worst_cases,
 )
+from segcal.volumes.images import find_image
 
 SHAPE = (6, 5, 4)
 

@@ -12,10 +12,10 @@ from segcal.calibration.fitting import HeldOut
 from segcal.calibrators import load_calibrator
 from segcal.errors import SegcalError
 from segcal.evaluation.evaluation import Evaluation
-from segcal.plots.maps import find_image
 from segcal.viewer import ViewedCase, choose_cases
 from segcal.viewer.cases import view_case
 from segcal.volumes import CaseFiles
+from segcal.volumes.images import find_image
 
 CALIBRATED = "calibrated"
 

@@ -6,7 +6,6 @@ They are turned for the eye as radiologists see them: the patient's left is on t
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from nibabel.orientations import aff2axcodes
 from numpy.typing import NDArray
 
 from segcal.comparison.matching import match_cases
-from segcal.errors import ConfigError, FileError, GridError, ShapeError
+from segcal.errors import ConfigError, FileError, ShapeError
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.options import Options
 from segcal.evaluation.results import class_names
@@ -30,7 +29,7 @@ from segcal.volumes import Case, CaseFiles, Grid, open_case, pair_cases
 from segcal.volumes.arrays import read_array, stem_of
 from segcal.volumes.averaging import not_probabilities, sigmoid, softmax
 from segcal.volumes.cases import LABEL_KEYS
-from segcal.volumes.grids import fit
+from segcal.volumes.images import find_image, read_channel
 
 Array = NDArray[Any]
 Files = Path | Sequence[Path]
@@ -38,7 +37,6 @@ Files = Path | Sequence[Path]
 SAME_SPACING = 0.01  # relative; voxels this alike have no coarsest side
 MARGIN = 0.25  # of the extent of what is shown, on each side of it
 LEAST_MM = 40.0  # shown at least, so that a small lesion keeps its surroundings
-IMAGE_NAMES = ("{case}", "{case}_0000", "{case}_flair", "{case}_image", "{case}/imaging", "{case}/image")
 
 
 class Plane(NamedTuple):
@@ -157,17 +155,6 @@ def options_of(evaluation: Evaluation) -> Options:
     return Options.from_json(told)
 
 
-def find_image(images: Path, case: str) -> Path:
-    """The image of a case in a folder or below it: a file of its name, or its first channel, or in its own folder."""
-    for pattern in IMAGE_NAMES:
-        wanted = pattern.format(case=glob.escape(case))
-        for path in sorted(images.glob(f"**/{wanted}.*")):
-            if stem_of(path) == Path(pattern.format(case=case)).name:
-                return path
-    known = ", ".join(pattern.format(case=case) for pattern in IMAGE_NAMES)
-    raise FileError(f"{images} must have an image of {case}; none goes by one of {known}.")
-
-
 @dataclass(frozen=True)
 class _Place:
     """Which class and which slice of a case, and the grid that it lies on."""
@@ -273,16 +260,11 @@ def _plane(case: Case, place: _Place, index: int, options: Options) -> Plane:
 def _image_plane(case: str, path: Path, labels: Path, place: _Place, channel: int) -> Array:
     """The slice of an image, on the grid of the labels and turned as they are."""
     try:
-        stored, label = read_array(path), read_array(labels, keys=LABEL_KEYS)
+        like = read_array(labels, keys=LABEL_KEYS)
     except FileError as error:
         raise FileError(f"{case}: {error}") from error
-    try:
-        _, (view,), _ = fit(case, label, [stored])
-    except GridError as error:
-        raise GridError(f"{case}: the image {path.name} must lie on the grid of the labels. Resample it.") from error
-    if not 0 <= channel < len(view):
-        raise ConfigError(f"{case}: image_channel must lie in 0..{len(view) - 1}; got {channel}.")
-    plane: Array = view[channel].take(place.index, place.axis) * stored.slope + stored.inter
+    image = read_channel(case, path, channel, like=like)
+    plane: Array = image.stored.take(place.index, place.axis) * image.slope + image.inter
     return plane
 
 

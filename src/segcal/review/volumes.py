@@ -16,11 +16,11 @@ from typing import Any
 
 from segcal.errors import ConfigError, FileError, SegcalError
 from segcal.evaluation.evaluation import Evaluation
-from segcal.plots.maps import find_image
 from segcal.review.results import EVALUATION, Result
 from segcal.viewer.curves import case_curves
 from segcal.viewer.volumes import CaseVolumes, Files, case_volumes
 from segcal.volumes import find_predictions, pair_cases
+from segcal.volumes.images import find_image
 
 KEPT = 4  # cases in memory: whoever goes back and forth waits once
 

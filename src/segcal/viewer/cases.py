@@ -13,10 +13,11 @@ from segcal.comparison.matching import match_cases
 from segcal.errors import ConfigError, FileError
 from segcal.evaluation.columns import HIGHER_IS_BETTER, NAMES
 from segcal.evaluation.evaluation import Evaluation
-from segcal.plots.maps import find_image, options_of
+from segcal.plots.maps import options_of
 from segcal.viewer.curves import case_curves
 from segcal.viewer.volumes import CaseVolumes, Files, case_volumes
 from segcal.volumes import find_predictions, pair_cases
+from segcal.volumes.images import find_image
 
 BY = ("dice", "expected_dice", "ace", "ece", "mce", "brier", "nll")
 """What cases can be ordered by."""

@@ -25,7 +25,7 @@ from segcal.volumes import Case, CaseFiles, Grid, Prediction, PredictionFiles, o
 from segcal.volumes.arrays import StoredArray, read_array
 from segcal.volumes.averaging import not_probabilities, sigmoid, softmax
 from segcal.volumes.cases import LABEL_KEYS, PROBABILITY_KEYS, boxes
-from segcal.volumes.grids import fit
+from segcal.volumes.images import read_channel
 from segcal.volumes.orientation import orientation_of, turned
 
 Array = NDArray[Any]
@@ -250,17 +250,10 @@ def _image(case: str, path: Path, files: Files, channel: int) -> Array:
     """The image's values on the grid of the labels, or of the prediction where there are none."""
     try:
         like = _grid_of(files)
-        stored = read_array(path)
     except FileError as error:
         raise FileError(f"{case}: {error}") from error
-    try:
-        _, (view,), _ = fit(case, like, [stored])
-    except GridError as error:
-        raise GridError(f"{case}: the image {path.name} must lie on the grid of the labels. Resample it.") from error
-    if not 0 <= channel < len(view):
-        raise ConfigError(f"{case}: image_channel must lie in 0..{len(view) - 1}; got {channel}.")
-    values: Array = view[channel] * stored.slope + stored.inter
-    return _windowed(values)
+    image = read_channel(case, path, channel, like=like)
+    return _windowed(image.stored * image.slope + image.inter)
 
 
 def _grid_of(files: Files) -> StoredArray:
