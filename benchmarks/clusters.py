@@ -59,8 +59,9 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(self.every_s):
-            workers = [nanny.pid for nanny in self.cluster.workers.values() if nanny.pid]
-            if workers:  # the last one to be killed may not be back yet
+            there = self.cluster.scheduler.workers  # the last one to be killed may not be back yet
+            workers = [nanny.pid for nanny in self.cluster.workers.values() if nanny.worker_address in there]
+            if workers:
                 os.kill(random.choice(workers), signal.SIGKILL)
                 self.kills += 1
 
