@@ -12,6 +12,7 @@ from segcal.cli.app import app
 from segcal.cli.options import (
     Bins,
     ClassNames,
+    Dtype,
     IgnoreIndex,
     Mean,
     Member,
@@ -187,8 +188,9 @@ def apply(
     nifti: Annotated[
         bool, typer.Option("--nifti", help="Write arrays as NIfTI, in the place of the label map beside each.")
     ] = False,
+    dtype: Dtype = None,
 ) -> None:
-    """Write calibrated maps, each in the format and on the grid of the one it was made from."""
+    """Write calibrated maps, each in the format, type and on the grid of the one it was made from."""
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
         from segcal.calibration.applying import apply_calibrator
         from segcal.evaluation.options import ReadOptions
@@ -197,7 +199,7 @@ def apply(
             options = ReadOptions(logits=logits)
             applied = apply_calibrator(
                 calibrator, predictions, out, members=member or (), mean=mean, options=options, nifti=nifti,
-                progress=advance,
+                dtype=dtype, progress=advance,
             )  # fmt: skip
     show_failures(applied.failures)
     say_maps(applied, out)

@@ -33,6 +33,7 @@ from segcal.volumes.arrays import (
 )
 from segcal.volumes.averaging import PLAIN, Averaging
 from segcal.volumes.cases import (
+    MOST_CLASSES,
     PROBABILITY_KEYS,
     Mean,
     Source,
@@ -45,7 +46,18 @@ from segcal.volumes.cases import (
 from segcal.volumes.grids import Grid, arrange, fit, space_of_one_class
 from segcal.volumes.mismatch import files_in
 from segcal.volumes.pairing import Claim, Numbered, claims_of_predictions, is_array, name_of_prediction
-from segcal.volumes.writing import FLOAT32, Form, fill, own_form, room_for, write_like, write_maps, write_npy
+from segcal.volumes.steps import StoredAs, in_steps
+from segcal.volumes.writing import (
+    FLOAT32,
+    Form,
+    fill,
+    form_of,
+    own_form,
+    room_for,
+    write_like,
+    write_maps,
+    write_npy,
+)
 
 _WHOLE = (slice(None),) * 3
 Change = Callable[[NDArray[Any]], NDArray[Any]]
@@ -312,57 +324,88 @@ class Prediction:
             write_maps(file, like, np.ascontiguousarray(values), compressed=target.suffix == ".gz")
 
     def rewrite(
-        self, change: Change, folder: Path, root: Path, *, nifti: bool = False, most_voxels: int | None = None
+        self,
+        change: Change,
+        folder: Path,
+        root: Path,
+        *,
+        nifti: bool = False,
+        dtype: StoredAs | None = None,
+        exclusive: bool = False,
+        most_voxels: int | None = None,
     ) -> tuple[Path, ...]:
         """Write what `change` makes of the values (class, x, y, z) to `folder`, at the same place as under `root`.
 
         It gets them all, or about `most_voxels` voxels after the other; maybe twice, for integers are rounded to the
-        steps of their scale, and a file becomes float32 where that cannot express a value. `nifti`: arrays become
-        NIfTI images (x, y, z, class) of float32, with the header of the reference. Nobody ever sees a part of a file.
+        steps of their scale, and a file becomes float32 where that cannot express a value. `exclusive`: they are
+        probabilities of exclusive classes, whose steps then sum to 1 (see `in_steps`). `dtype`: of all files. `nifti`:
+        arrays become NIfTI images (x, y, z, class) with the header of the reference, of float32 if no type is given.
+        Nobody ever sees a part of a file.
         """
         targets = self._targets(folder, root, nifti=nifti)
         reference = self._image_beside() if nifti and is_array(self._files[0]) else None
         sources = self._sources()
         own = [own_form(source) for source in sources]
-        forms = [FLOAT32 if reference else Form(form.dtype) if form.dtype.kind == "f" else form for form in own]
-        new, unfit = self._changed(change, sources, forms, most_voxels, anew=reference is not None)
+        if dtype is not None or reference is not None:
+            told = reference is not None or not is_array(self._files[0])
+            forms = [form_of(dtype or "float32", told=told)] * len(own)
+        else:
+            forms = [Form(form.dtype) if form.dtype.kind == "f" else form for form in own]
+        anew = reference is not None
+        changed = partial(self._changed, change, exclusive=exclusive, most_voxels=most_voxels, anew=anew)
+        new, unfit = changed(sources, forms)
         if unfit:
             forms = [FLOAT32 if i in unfit else form for i, form in enumerate(forms)]
             del new, sources  # whose memory may be that of the other
-            new, _ = self._changed(change, self._sources(), forms, most_voxels, anew=False)
+            new, _ = changed(self._sources(), forms)
         with _naming(self.name), ExitStack() as stack:  # all files appear together, at its end
             for i, target in enumerate(targets):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(new_file(target))
                 if reference is not None:
-                    write_maps(file, reference, new[i].values)
+                    write_maps(file, reference, new[i].values, slope=forms[i].slope)
                 else:
                     write_like(file, self._files[i], new[i], None if forms[i] == own[i] else forms[i])
         return targets
 
     def _changed(
-        self, change: Change, sources: list[Source], forms: list[Form], most_voxels: int | None, *, anew: bool
+        self,
+        change: Change,
+        sources: list[Source],
+        forms: list[Form],
+        *,
+        exclusive: bool,
+        most_voxels: int | None,
+        anew: bool,
     ) -> tuple[list[StoredArray], set[int]]:
         """Arrays of the changed values, and which of them cannot express theirs; `anew`: as (class, z, y, x)."""
         if anew:
-            new = [StoredArray(np.empty((len(s.view), *s.view.shape[:0:-1]), np.float32)) for s in sources]
+            shapes = [(len(source.view), *source.view.shape[:0:-1]) for source in sources]
+            new = [StoredArray(np.empty(shape, form.dtype)) for shape, form in zip(shapes, forms, strict=True)]
             views = [array.values.transpose(0, 3, 2, 1) for array in new]
         else:
             new = [room_for(source.stored, form) for source, form in zip(sources, forms, strict=True)]
             views, _ = self._arrange(new)
         unfit: set[int] = set()
-        reaching: set[int] = set()  # beyond one step of a scale that no header tells
+        reaching: set[int] = set()  # beyond numbers that mean something else where no header tells the scale
+        most = MOST_CLASSES if self.classes == 1 else 1
+        steps = forms[0].steps if exclusive and all(form == forms[0] for form in forms) else 0
         for box in [_WHOLE] if most_voxels is None else _boxes_along(sources[0].view, most_voxels):
             values = self._meant(sources, box)
             changed = change(values)
             if changed.shape != values.shape:
                 raise ShapeError(f"{self.name}: values must have the shape {values.shape}; got {changed.shape}.")
-            for i, (form, part) in enumerate(zip(forms, np.split(changed, len(forms)), strict=True)):
+            parts = np.split(changed, len(forms))
+            for i, (form, part) in enumerate(zip(forms, parts, strict=True)):
                 if not form.expresses(part):
                     unfit.add(i)
-                if part.max() * form.full_scale >= 1.5:
+                if part.max() * form.full_scale >= most + 0.5:
                     reaching.add(i)
-                fill(views[i][:, *box], part, form)
+                if not steps:
+                    fill(views[i][:, *box], part, form)
+            if steps and not unfit:
+                for view, numbers in zip(views, np.split(in_steps(changed, steps), len(forms)), strict=True):
+                    view[:, *box] = numbers
         unscaled = {i for i, form in enumerate(forms) if form.full_scale != 1} - unfit
         if not unscaled & reaching:
             unfit |= unscaled  # zeros and ones would mean 0 and 1
