@@ -20,6 +20,7 @@ from segcal.cli.options import (
     Regions,
     Sigmoid,
     StrictGrid,
+    Workers,
     read_options,
 )
 from segcal.cli.orderly import Verb, Verbs
@@ -86,6 +87,7 @@ def fit(
         Path | None, typer.Option(help="Also write this page, as report.html, on before and after.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the division into folds.")] = 0,
+    workers: Workers = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON instead of tables.")] = False,
 ) -> None:
     """Fit a calibrator, and show on held-out cases what it does: tables, tests, and a diagram beside the file."""
@@ -98,7 +100,8 @@ def fit(
                 predictions, labels, out, members=member or (), mean=mean, method=method,
                 settings=dict(map(parse_setting, setting or ())),
                 options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
-                bins=bins, folds=folds, patients=patients, seed=seed, progress=advance, say=say,
+                bins=bins, folds=folds, patients=patients, seed=seed, workers=workers,
+                progress=advance, say=say,
             )  # fmt: skip
     with refusing(stopped=f"The calibrator is {out}."):
         show_unpaired(fitted.pairing)

@@ -52,6 +52,9 @@ Member = Annotated[
 Mean = Annotated[Literal["probabilities", "logits"], typer.Option(help="What of the members the mean is of.")]
 Bins = Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")]
 Calibrator = Annotated[Path | None, typer.Option(help="A calibrator that `calibrate fit` wrote (.json).")]
+Workers = Annotated[
+    int, typer.Option(min=1, help="Processes that measure cases and try calibrators on folds, one each at a time.")
+]
 Dtype = Annotated[
     Literal["float32", "float16", "uint8"] | None,
     typer.Option(

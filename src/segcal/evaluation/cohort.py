@@ -104,7 +104,7 @@ def evaluate(
         CaseJob(
             files.name,
             case_key(files, meant),
-            _measure_files,
+            measure_files,
             (files if executor is None else files.absolute(), meant, threads),
         )
         for files in pairing.cases
@@ -259,7 +259,8 @@ def _strangers(measured: dict[str, Path]) -> dict[str, Failure]:
     }
 
 
-def _measure_files(files: CaseFiles, options: Options, threads: int, name: str, path: Path) -> None:
+def measure_files(files: CaseFiles, options: Options, threads: int, name: str, path: Path) -> None:
+    """Write the sums of a case to a file."""
     with unchanged(files.all):
         sums, doubts = measure_case(files, options, threads=threads)
     sums.save(path, name, files.all, doubts=doubts)
