@@ -91,7 +91,8 @@ def evaluate(
     >>> evaluate(folder / "maps", folder / "labels", folder / "results").evaluation
     Evaluation(1 case; class 0, class 1; 20 bins)
     """
-    pool = Pool(workers, meanwhile=partial(import_whole, "segcal.evaluation.evaluation"))  # brings torch, in seconds
+    brings_torch = partial(import_whole, "segcal.evaluation.evaluation")  # in seconds, which workers do without
+    pool = Pool(workers, preload="segcal.evaluation.ready", meanwhile=brings_torch)
     out = Path(out)
     for source, what in ((labels, "labels"), *((maps, "predictions") for maps in (predictions, *members))):
         stay_outside(out, Path(source), what)
@@ -209,7 +210,10 @@ def measure_cohort(
         outcome, kept = measure_parts(cases, options, parts, executor=executor, pairing=pairing, progress=progress)
         if outcome.measured is not None:
             outcome.measured.provenance.update(provenance or {})
-        write_results(outcome, options, out)
+        from segcal.kernels.threads import one_torch_thread
+
+        with one_torch_thread():  # small tensors, for which threads would wait for each other
+            write_results(outcome, options, out)
         keep_only(parts, kept)
     return outcome
 
