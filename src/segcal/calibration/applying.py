@@ -21,8 +21,8 @@ from segcal.evaluation.naming import copy_description
 from segcal.evaluation.options import Options, ReadOptions, slab_voxels
 from segcal.volumes import PredictionFiles, find_predictions, open_prediction, places
 from segcal.volumes.averaging import Mean
+from segcal.volumes.finding import with_members
 from segcal.volumes.orientation import orientation_of
-from segcal.volumes.predictions import with_members
 from segcal.volumes.steps import STEPS, StoredAs
 
 Progress = Callable[[int, int, str], None]
