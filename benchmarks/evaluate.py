@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import nibabel
@@ -18,6 +19,7 @@ from measure import HIGH_WATER, alternate, write_rows
 from phantom import logits_and_labels
 from segcal.evaluation.options import Options
 from segcal.evaluation.voxels import measure_voxels
+from segcal.volumes.steps import in_steps
 
 
 def against_monai() -> list[dict[str, object]]:
@@ -44,8 +46,11 @@ def against_monai() -> list[dict[str, object]]:
     return [row | alternate(ours, theirs, repetitions=5)]
 
 
-def write_cases(folder: Path, number: int, size: int) -> None:
-    """`number` cases of 4 x size^3 float32 probabilities as .nii.gz; a few different ones, linked under many names."""
+def write_cases(folder: Path, number: int, size: int, *, steps: int | None = None) -> None:
+    """`number` cases of 4 x size^3 probabilities as .nii.gz; a few different ones, linked under many names.
+
+    They are float32, or integers of so many steps.
+    """
     (folder / "predictions").mkdir(parents=True)
     (folder / "labels").mkdir()
     originals = []
@@ -56,7 +61,11 @@ def write_cases(folder: Path, number: int, size: int) -> None:
         pair = []
         for kind, array in (("predictions", probabilities), ("labels", labels[0, 0].to(torch.uint8).numpy())):
             path = folder / f"{kind}-{i}.nii.gz"
-            content = nibabel.Nifti1Image(array, np.eye(4)).to_bytes()
+            if kind == "predictions" and steps is not None:
+                array = np.moveaxis(in_steps(np.moveaxis(array, -1, 0), steps), 0, -1)
+            image = nibabel.Nifti1Image(array, np.eye(4))
+            image.header.set_slope_inter(1 / steps if steps and kind == "predictions" else 1, 0)
+            content = image.to_bytes()
             path.write_bytes(gzip.compress(content, compresslevel=1))
             pair.append(path)
         originals.append(pair)
@@ -79,15 +88,22 @@ for path in sorted((Path(sys.argv[1]) / "predictions").iterdir()):
 
 
 def against_reading(folder: Path) -> list[dict[str, object]]:
-    write_cases(folder, 20, 128)
-    runs = iter(range(1000))
-    times = alternate(
-        lambda: command(folder, f"out-{next(runs)}", "--workers", "2"),
-        lambda: subprocess.run([sys.executable, "-c", READ, str(folder)], check=True),
-        repetitions=3,
-    )
-    row = {"what": "segcal evaluate, 2 workers / nibabel only reading", "data": "20 x 4x128^3 .nii.gz", "must": "<= 1"}
-    return [row | times]
+    rows = []
+    for kind, steps in (("float32", None), ("uint8", 255)):
+        write_cases(folder / kind, 20, 128, steps=steps)
+        runs = iter(range(1000))
+        times = alternate(
+            partial(lambda folder, runs: command(folder, f"out-{next(runs)}", "--workers", "2"), folder / kind, runs),
+            partial(subprocess.run, [sys.executable, "-c", READ, str(folder / kind)], check=True),
+            repetitions=3,
+        )
+        row = {
+            "what": "segcal evaluate, 2 workers / nibabel only reading",
+            "data": f"20 x 4x128^3 .nii.gz, {kind}",
+            "must": "<= 1" if steps is None else "",
+        }
+        rows.append(row | times)
+    return rows
 
 
 PEAK = (

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import segcal
 from segcal import ConfigError, SegcalError, audit_predictions, evaluate, fit_calibrator, fit_quality
 from segcal.audit import work
-from segcal.calibration import fitting
+from segcal.calibration import parts, planning
 from segcal.calibration.choosing import Candidate
 from segcal.cli import app
 from segcal.evaluation import cohort
@@ -35,7 +35,7 @@ CASES = 10
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Calibrators that take no training, in place of those that "auto" tries."""
-    monkeypatch.setattr(fitting, "CANDIDATES", QUICK)
+    monkeypatch.setattr(planning, "CANDIDATES", QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def made(tmp_path_factory):
 def audited(made):
     """Their audit."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "CANDIDATES", QUICK)
+        patch.setattr(planning, "CANDIDATES", QUICK)
         return audit_predictions(made / "P", made / "L", made / "audit", cases=2)
 
 
@@ -227,7 +227,7 @@ def test_stopped_by_ctrl_c_it_goes_on_where_it_was(made, tmp_path, monkeypatch, 
     kept = len(list((out / "before" / ".parts").glob("*.npz")))
     assert kept == (3 if step.startswith("evaluate") else CASES)
     fits = len(list((out / ".calibrator.json.parts").glob("*.json"))) if kept == CASES else 0
-    measured, fitted = calls_of(monkeypatch, cohort, "measure_case"), calls_of(monkeypatch, fitting, "make_calibrator")
+    measured, fitted = calls_of(monkeypatch, cohort, "measure_case"), calls_of(monkeypatch, parts, "make_calibrator")
     done = run(made / "P", made / "L", "--out", out, "--cases", 0)
     assert done.exit_code == 0, done.output
     assert len(measured) == CASES - kept
@@ -238,10 +238,10 @@ def test_stopped_by_ctrl_c_it_goes_on_where_it_was(made, tmp_path, monkeypatch, 
 
 
 KILLED = """
-from segcal.calibration import fitting
+from segcal.calibration import planning
 from segcal.calibration.choosing import Candidate
 from segcal.cli import app
-fitting.CANDIDATES = (Candidate("temperature", "temperature", {}, (1.0,)), Candidate("vector", "vector", {}))
+planning.CANDIDATES = (Candidate("temperature", "temperature", {}, (1.0,)), Candidate("vector", "vector", {}))
 app()
 """
 
@@ -464,7 +464,7 @@ def test_logits_and_overlapping_classes_are_passed_on(tmp_path):
 
 def test_beyond_the_patients_that_are_tried_all_cases_are_checked(made, tmp_path, monkeypatch):
     """With very many patients, candidates are tried on some; the report is on all, each case by what never saw it."""
-    monkeypatch.setattr(fitting, "chosen_patients", lambda names, rule: list(names)[:6])
+    monkeypatch.setattr(planning, "chosen_patients", lambda names, rule: list(names)[:6])
     found = audit_predictions(made / "P", made / "L", tmp_path / "out", cases=0)
     assert len(found.calibrated.cases) == CASES
     folds = rows(tmp_path / "out" / "calibrated" / "folds.csv")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from segcal import ConfigError, ReadOptions, audit_predictions
 from segcal.audit.nnunet import find_sources, open_model
-from segcal.calibration import fitting
+from segcal.calibration import planning
 from segcal.calibration.choosing import Candidate
 from segcal.cli import app
 from segcal.evaluation.cohort import open_cohort
@@ -29,7 +29,7 @@ def plain(monkeypatch):
     for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
         monkeypatch.delenv(name, raising=False)
     quick = (Candidate("temperature", "temperature", {}, (1.0,)), Candidate("vector", "vector", {}))
-    monkeypatch.setattr(fitting, "CANDIDATES", quick)
+    monkeypatch.setattr(planning, "CANDIDATES", quick)
 
 
 def write_model(root, labels=CLASSES, *, name="nnUNetTrainer__nnUNetPlans__3d_fullres", cases=6, maps=True):

@@ -8,7 +8,7 @@ from tests.calibration.test_fitting import folder  # noqa: F401
 from typer.testing import CliRunner
 
 from segcal import EvaluationAccumulator, ReadOptions
-from segcal.calibration import fitting
+from segcal.calibration import planning
 from segcal.calibration.choosing import CANDIDATES, UNCHANGED, choose, chosen_patients
 from segcal.calibration.fitting import fit_calibrator
 from segcal.calibrators import load_calibrator
@@ -106,7 +106,7 @@ def quick(monkeypatch):
         each._replace(settings={**each.settings, "steps": 40} if each.method == "local-temperature" else {})
         for each in CANDIDATES
     ]
-    monkeypatch.setattr(fitting, "CANDIDATES", short)
+    monkeypatch.setattr(planning, "CANDIDATES", short)
 
 
 def test_auto_is_the_default_shows_what_it_tried_and_keeps_decisions(folder, quick):  # noqa: F811
@@ -139,7 +139,7 @@ def test_where_nothing_helps_the_calibrator_changes_nothing(folder, quick, monke
 
 
 def test_large_cases_are_not_held_at_once(folder, quick, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(fitting, "MOST_AT_ONCE", 1000)
+    monkeypatch.setattr(planning, "MOST_AT_ONCE", 1000)
     told = []
     fitted = fit_calibrator(folder / "probabilities", folder / "labels", folder / "c.json", folds=2, say=told.append)
     assert told[0] == "6 cases of more than 1,000 values: what needs whole cases is not tried"

@@ -13,7 +13,7 @@ from scipy.special import expit, log_softmax, softmax
 from typer.testing import CliRunner
 
 from segcal import ConfigError, ReadOptions, evaluate
-from segcal.calibration import fitting
+from segcal.calibration import parts
 from segcal.calibration.applying import apply_calibrator
 from segcal.calibration.effect import reliability_before_and_after
 from segcal.calibration.fitting import fit_calibrator
@@ -590,7 +590,7 @@ def test_an_interrupted_fit_goes_on_where_it_was(folder, monkeypatch):
     arguments = (folder / "probabilities", folder / "labels")
     calm = fit_calibrator(*arguments, folder / "calm.json", method="temperature", folds=3)
     fits, measured = [], []
-    fit, measure = Temperature.fit, fitting.measure_case
+    fit, measure = Temperature.fit, parts.measure_case
 
     def counted_fit(self, *given, **named):
         fits.append(self)
@@ -603,7 +603,7 @@ def test_an_interrupted_fit_goes_on_where_it_was(folder, monkeypatch):
         return measure(*given, **named)
 
     monkeypatch.setattr(Temperature, "fit", counted_fit)
-    monkeypatch.setattr(fitting, "measure_case", counted_measure)
+    monkeypatch.setattr(parts, "measure_case", counted_measure)
     with pytest.raises(KeyboardInterrupt):
         fit_calibrator(*arguments, folder / "c.json", method="temperature", folds=3)
     assert not (folder / "c.json").exists()

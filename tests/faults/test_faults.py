@@ -124,7 +124,7 @@ COMMANDS = {
             *("--out", out / "calibrator.json"),
         ],
         contents(".json"),
-        "segcal.calibration.fitting.measure_case",
+        "segcal.calibration.parts.measure_case",
         GOES_ON,
     ),
     "apply": Command(

@@ -102,8 +102,8 @@ def counting(monkeypatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_map_lies_on_the_exact_grid_of_its_image(run, tmp_path, dtype):
+@pytest.mark.parametrize(("dtype", "stored"), [("float32", np.float32), ("float16", np.uint16), ("uint8", np.uint8)])
+def test_a_map_lies_on_the_exact_grid_of_its_image(run, tmp_path, dtype, stored):
     paths, failures = predict(run, tmp_path, dtype=dtype)
     assert failures == []
     assert [path.name for path in paths] == [f"{case.name}.nii.gz" for case in run.cases("test")]
@@ -120,7 +120,7 @@ def test_a_map_lies_on_the_exact_grid_of_its_image(run, tmp_path, dtype):
         values = found.get_fdata()
         assert 0 <= values.min() <= values.max() <= 1 + 1e-6
         np.testing.assert_allclose(values.sum(3), 1, atol=1e-4)
-        assert found.get_data_dtype() == (np.float32 if dtype == "float32" else np.uint16)
+        assert found.get_data_dtype() == stored
 
 
 @pytest.mark.parametrize("codes", [(0, 1), (1, 0), (0, 0), (2, 1)])
@@ -158,14 +158,15 @@ def check_same_numbers(out: Path, expected, *, tolerance: float, metrics=METRICS
                 ), (case, name, metric)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float16", 1e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float16", 1e-3), ("uint8", 5e-3)])
 def test_evaluate_reads_the_maps_and_finds_the_numbers_of_the_run(run, outcome, tmp_path, dtype, tolerance):
     predict(run, tmp_path / "maps", dtype=dtype)
     labels = labels_of(run, "test", tmp_path / "labels")
     done = run_cli("evaluate", tmp_path / "maps", labels, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     # One voxel that changes its bin moves ACE and MCE by more than the rounding did.
-    metrics = METRICS if dtype == "float32" else ("dice", "ece", "brier", "nll")
+    rounded = {"float16": ("dice", "ece", "brier", "nll"), "uint8": ("dice", "brier", "nll")}
+    metrics = rounded.get(dtype, METRICS)
     check_same_numbers(tmp_path / "out", outcome.evaluation, tolerance=tolerance, metrics=metrics)
 
 

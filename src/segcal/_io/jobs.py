@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -95,7 +97,9 @@ class Pool:
 
     A worker that dies breaks the pool: jobs that were at work get a second chance in a new one, and then a last one
     alone, when the others are done; if its process dies again, a job is the cause. Worker i has
-    `environments[i % len(environments)]` among its variables. `meanwhile` is called once the processes have begun.
+    `environments[i % len(environments)]` among its variables. `preload` names a module that all workers need: on
+    Linux it is imported once, by the process that they are forked from. `meanwhile` is called while they
+    start.
     """
 
     def __init__(
@@ -103,11 +107,13 @@ class Pool:
         workers: int,
         *,
         environments: Sequence[Mapping[str, str]] = (),
+        preload: str | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1; got {workers}.")
         self.workers, self.environments, self.meanwhile = workers, environments or ({},), meanwhile
+        self.preload = preload
 
     def __call__(
         self, function: Callable[..., T], jobs: Sequence[tuple[Any, ...]]
@@ -137,25 +143,43 @@ class Pool:
         """Each job once; BrokenProcessPool for those that a death left undone."""
         with self._open(min(self.workers, len(places))) as pool:
             futures = {}
+            if self._forks:  # the first job waits for the server, which is at its imports
+                self.meanwhile()
             for i in places:
                 try:
                     futures[pool.submit(function, *jobs[i])] = i
                 except BrokenProcessPool as broken:
                     yield i, broken
-            self.meanwhile()
+            if not self._forks:
+                self.meanwhile()
             for future in as_completed(futures):
                 error = future.exception()
                 if error is not None and not isinstance(error, BrokenProcessPool):
                     raise error
                 yield futures[future], future.result() if error is None else error
 
+    @property
+    def _forks(self) -> bool:
+        return self.preload is not None and sys.platform == "linux"  # elsewhere, libraries do not survive a fork
+
+    def _context(self) -> BaseContext:
+        """Processes of their own, or forked from one that has nothing but the preloaded module, which begins here."""
+        if not self._forks:
+            return get_context("spawn")
+        from multiprocessing import forkserver
+
+        context = get_context("forkserver")
+        context.set_forkserver_preload([str(self.preload)])
+        forkserver.ensure_running()
+        return context
+
     @contextmanager
     def _open(self, workers: int) -> Iterator[ProcessPoolExecutor]:
-        context = get_context("spawn")
+        context = self._context()
         seats = context.SimpleQueue()  # each worker takes one
         for i in range(workers):
             own = self.environments[i % len(self.environments)]
-            seats.put({**own, "OMP_NUM_THREADS": str(threads_of(workers))})
+            seats.put({**os.environ, **own, "OMP_NUM_THREADS": str(threads_of(workers))})
         pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(seats,))
         try:
             yield pool

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from segcal._io.files import csv_text, make_folder, write_whole
-from segcal.calibration.fitting import HeldOut
+from segcal.calibration.parts import HeldOut
 from segcal.calibrators import load_calibrator
 from segcal.errors import SegcalError
 from segcal.evaluation.evaluation import Evaluation

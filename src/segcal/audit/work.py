@@ -23,7 +23,8 @@ from segcal.audit.nnunet import Sources
 from segcal.audit.result import Audit
 from segcal.audit.viewing import CALIBRATED, keep_folds, view
 from segcal.calibration.choosing import METRICS, UNCHANGED, Choice
-from segcal.calibration.fitting import Fitted, fit_calibrator, plan_fit
+from segcal.calibration.fitting import Fitted, fit_calibrator
+from segcal.calibration.planning import plan_fit
 from segcal.calibrators import load_calibrator
 from segcal.comparison.comparison import compare
 from segcal.errors import SegcalError
@@ -136,11 +137,8 @@ class Work:
             with_one = case_s * self.workers
             try:
                 sums, _ = CaseSums.load(self._sums(measured[0].name))
-                plan = plan_fit(
-                    self.sources.predictions, self.sources.labels, options=self.sources.options, bins=BINS,
-                    patients=self.patients, check_all=True,
-                )  # fmt: skip
-                seconds[CALIBRATE] = plan.about_seconds(measured[0], sums, with_one)
+                plan = plan_fit(self.options, self.pairing, patients=self.patients, check_all=True)
+                seconds[CALIBRATE] = plan.about_seconds(measured[0], sums, with_one, workers=self.workers)
             except (SegcalError, OSError):  # whoever does it says why
                 pass
         shown = case_s * self.cases * len(METHODS)
@@ -161,7 +159,7 @@ class Work:
                 fitted = fit_calibrator(
                     self.sources.predictions, self.sources.labels, self.calibrator, options=self.sources.options,
                     bins=BINS, patients=self.patients, check_all=True, measured=self.before,
-                    progress=self.course.step(CALIBRATE), say=self.say,
+                    workers=self.workers, progress=self.course.step(CALIBRATE), say=self.say,
                 )  # fmt: skip
             except HeldError:
                 raise

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from numpy.typing import NDArray
 
 from segcal._io.files import stay_outside
 from segcal._io.jobs import MapJob, Maps, key_of, make_maps, stamp
 from segcal.calibrators import Calibrator, load_calibrator
+from segcal.errors import ConfigError, one_of
 from segcal.evaluation.calibrated import calibrated, check_fits
 from segcal.evaluation.cohort import averaging_of
 from segcal.evaluation.doubts import Watch
@@ -20,8 +21,9 @@ from segcal.evaluation.naming import copy_description
 from segcal.evaluation.options import Options, ReadOptions, slab_voxels
 from segcal.volumes import PredictionFiles, find_predictions, open_prediction, places
 from segcal.volumes.averaging import Mean
+from segcal.volumes.finding import with_members
 from segcal.volumes.orientation import orientation_of
-from segcal.volumes.predictions import with_members
+from segcal.volumes.steps import STEPS, StoredAs
 
 Progress = Callable[[int, int, str], None]
 
@@ -35,6 +37,7 @@ def apply_calibrator(
     mean: Mean = "probabilities",
     options: ReadOptions | None = None,
     nifti: bool = False,
+    dtype: StoredAs | None = None,
     progress: Progress = lambda done, total, text: None,
 ) -> Maps:
     """Write calibrated maps of all predictions in a folder, in their own format and on their own grid.
@@ -51,6 +54,8 @@ def apply_calibrator(
     mean: of the members' probabilities, or of their logits.
     options: how to read the predictions: whether they are logits. Names, regions and an ignored label do not matter.
     nifti: makes NIfTI images of arrays, as the .npz files of nnU-Net, in the place of the label map beside them.
+    dtype: of the maps, if it is to be another one than theirs. "uint8" stores probabilities as 255ths, in a quarter
+        of the room of float32 or less, and "float16" as 65535ths.
     progress: is called with steps done, all steps and a text.
 
     >>> import tempfile
@@ -67,12 +72,16 @@ def apply_calibrator(
     """
     fitted = calibrator if isinstance(calibrator, Calibrator) else load_calibrator(calibrator)
     logits = options is not None and options.logits
+    if dtype is not None:
+        one_of("dtype", dtype, get_args(StoredAs))
     meant = Options(logits=logits, sigmoid=fitted.activation == "sigmoid")
     source, out, others = Path(predictions), Path(out), [Path(member) for member in members]
     averaging = averaging_of(source, others, mean, meant)
     if averaging is not None:
         meant = replace(meant, logits=averaging.yields_logits)
     check_fits(fitted, meant)
+    if meant.logits and dtype in STEPS:
+        raise ConfigError(f"logits must stay floating point; {dtype} is for probabilities. Leave out --dtype.")
     root = source if source.is_dir() else source.parent
     for maps in (source, *others):
         stay_outside(out, maps, "predictions")
@@ -93,11 +102,14 @@ def apply_calibrator(
             def change(values: NDArray[Any]) -> NDArray[Any]:
                 return calibrated(fitted, values, meant, orientation)
 
-            prediction.rewrite(change, out, root, nifti=nifti, most_voxels=most_voxels)
+            exclusive = not (meant.logits or meant.sigmoid)
+            prediction.rewrite(
+                change, out, root, nifti=nifti, dtype=dtype, exclusive=exclusive, most_voxels=most_voxels
+            )
 
         read = [stamp(path) for each in (files, *files.members) for path in each.predictions]
         how = asdict(files.averaging) if files.members else logits
-        key = key_of(mark, how, read)
+        key = key_of(mark, how, read, dtype)
         return MapJob(files.name, key, [out / place for place in places(files, root, nifti=nifti)], make)
 
     jobs = [job(files) for files in found]

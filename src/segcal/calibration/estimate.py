@@ -34,12 +34,14 @@ def about_seconds(
     tried: int,
     folds: int,
     checked_again: int = 0,
+    workers: int = 1,
 ) -> float:
     """What fits and cross-validation take together, were all cases like this one.
 
     case_s: what it takes to read and measure the case.
     cases, tried: how many are fitted to in the end, and in the check.
     checked_again: how many the calibrator that is taken is checked on once more.
+    workers: processes that share the checks, with a fold each at a time; the last fit is one process's.
     """
     with open_case(files) as case:
         classes, shape = case.classes, case.grid.shape
@@ -55,5 +57,5 @@ def about_seconds(
         if folds:  # a fit without a part is to fewer cases
             checks += APPLIED * case_s * tried * len(strengths) + (folds - 1) * one_fit(tried)
         again = APPLIED * case_s * checked_again + (folds - 1) * one_fit(checked_again) if checked_again else 0.0
-        last = max(last, one_fit(cases) + again)
-    return checks + last
+        last = max(last, one_fit(cases) + again / max(1, min(workers, folds)))
+    return checks / max(1, min(workers, folds * len(candidates))) + last

@@ -7,47 +7,33 @@ patient. The calibrator that is kept is fitted to all cases.
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from segcal import __version__
 from segcal._io.files import locked, make_folder
-from segcal._io.jobs import PARTS, Failure, key_of
+from segcal._io.jobs import PARTS, Failure
 from segcal._io.words import counted
-from segcal.calibration.choosing import AUTO, CANDIDATES, UNCHANGED, Choice, choose, chosen_patients
-from segcal.calibration.estimate import Blank, about_seconds
-from segcal.calibration.folds import fit_once, make_folds
-from segcal.calibration.steps import FIT_STEPS, Progress, Steps, Watched
-from segcal.calibrators import (
-    Calibrator,
-    EnsembleTemperature,
-    LinearCalibrator,
-    LocalTemperature,
-    Sample,
-    Temperature,
-    make_calibrator,
-)
-from segcal.calibrators.calibrator import Activation, Inputs
+from segcal.calibration.ahead import Ahead
+from segcal.calibration.choosing import AUTO, UNCHANGED, Choice, choose
+from segcal.calibration.estimate import Blank
+from segcal.calibration.parts import Fits, HeldOut, Parts, check_fold, told_of
+from segcal.calibration.planning import Plan, plan_fit
+from segcal.calibration.steps import Progress, Steps
+from segcal.calibrators import Calibrator, Temperature
 from segcal.calibrators.cost import duration
-from segcal.errors import ConfigError, SegcalError, check_seed
-from segcal.evaluation.calibrated import FolderCase, activation_of
-from segcal.evaluation.cohort import case_key, open_cohort
+from segcal.errors import ConfigError, SegcalError
+from segcal.evaluation.calibrated import FolderCase
+from segcal.evaluation.cohort import open_cohort
 from segcal.evaluation.evaluation import Evaluation
-from segcal.evaluation.measure import Measured, measure_case
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.outcome import Note, as_plain, gather_notes, told
 from segcal.evaluation.results import stack_cases
 from segcal.evaluation.sums import CaseSums
-from segcal.volumes import CaseFiles, Pairing, count_channels
+from segcal.kernels.threads import one_torch_thread
+from segcal.volumes import CaseFiles, Pairing
 from segcal.volumes.averaging import Mean
-
-MOST_AT_ONCE = 1 << 27  # values of a case, half a gigabyte: no larger one is held at once unless asked for
-_BEGIN_FROM_A_DRAW = (LinearCalibrator, EnsembleTemperature)
 
 
 class Fitted(NamedTuple):
@@ -67,43 +53,6 @@ class Fitted(NamedTuple):
     """What calibrated the cases of `after`."""
 
 
-class HeldOut(NamedTuple):
-    """Cases that were held out together, and the calibrator that was fitted without them."""
-
-    cases: tuple[str, ...]
-    calibrator: Calibrator
-
-
-class Plan(NamedTuple):
-    """What a fit will do, as far as names and headers tell."""
-
-    candidates: list[Blank]
-    options: Options
-    pairing: Pairing
-    groups: list[list[str]]
-    """Cases that are held out together while candidates are tried."""
-    everyone: list[list[str]]
-    """The same where the one that is taken is then checked on all cases; none where it has been."""
-
-    @property
-    def tried(self) -> int:
-        return sum(map(len, self.groups))
-
-    @property
-    def steps(self) -> int:
-        """Of the progress."""
-        each = self.tried * sum(len(each.strengths) for each in self.candidates) + sum(map(len, self.everyone))
-        fits = 1 + len(self.groups) * len(self.candidates) + len(self.everyone)
-        return len(self.pairing.cases) + each + FIT_STEPS * fits
-
-    def about_seconds(self, files: CaseFiles, sums: CaseSums, case_s: float) -> float:
-        """What fits and check take, were all cases like this one, which takes `case_s` to read and measure."""
-        return about_seconds(
-            self.candidates, files, sums, case_s, cases=len(self.pairing.cases), tried=self.tried,
-            folds=len(self.groups), checked_again=sum(map(len, self.everyone)),
-        )  # fmt: skip
-
-
 def fit_calibrator(
     predictions: str | os.PathLike[str],
     labels: str | os.PathLike[str],
@@ -120,14 +69,15 @@ def fit_calibrator(
     seed: int = 0,
     check_all: bool = False,
     measured: str | os.PathLike[str] | None = None,
+    workers: int = 1,
     progress: Progress = lambda done, total, text: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Fitted:
     """Fit a calibrator to all cases that both folders have, write it to `out`, and cross-validate it over patients.
 
     A case that cannot be read or makes no sense is a failure with a sentence, and is left out of the fit. Interrupted
-    and called again, it goes on where it was. Raises ConfigError for options that cannot be used, SegcalError where no
-    fit is best.
+    and called again, it goes on where it was. Neither that nor the number of workers or cores changes what is found.
+    Raises ConfigError for options that cannot be used, SegcalError where no fit is best.
 
     predictions: folder of probability maps or logits that the network made of cases it was not trained on.
     labels: folder of label maps with the same names.
@@ -144,6 +94,7 @@ def fit_calibrator(
     seed: of the folds.
     check_all: "auto" tries on some of the patients where there are very many; check what it takes on all of them.
     measured: a folder that `evaluate` wrote of the same cases, read alike: what is there is not measured again.
+    workers: processes that measure cases and try calibrators on folds, each with one at a time.
     progress: is called with steps done, all steps and a text.
     say: is told about how long it all takes.
 
@@ -162,114 +113,47 @@ def fit_calibrator(
     >>> round(fitted.calibrator.temperature, 2)  # which makes 0.75 of 0.99
     4.18
     """
+    meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), members=members, mean=mean, bins=bins)
     plan = plan_fit(
-        predictions, labels, members=members, mean=mean, method=method, settings=settings, options=options, bins=bins,
-        folds=folds, patients=patients, seed=seed, check_all=check_all, say=say,
+        meant, pairing, method=method, settings=settings, folds=folds, patients=patients, seed=seed,
+        check_all=check_all, say=say,
     )  # fmt: skip
     out = Path(out)
     if out.is_dir():
         raise ConfigError(f"--out must be a file, as calibrator.json; {out} is a folder.")
     make_folder(out.parent)
     with locked(out.with_name(f".{out.name}.lock"), out):
-        parts = _Parts(out.with_name(f".{out.name}.parts"), None if measured is None else Path(measured) / PARTS)
-        fitted = _fit(plan, patients, out, parts, Steps(progress, plan.steps), say)
+        parts = Parts(out.with_name(f".{out.name}.parts"), None if measured is None else Path(measured) / PARTS)
+        steps = Steps(progress, plan.steps)
+        with one_torch_thread():
+            fitted = _fit(plan, patients, out, parts, Ahead(workers, parts, steps), steps, say)
         parts.remove()
         return fitted
 
 
-def plan_fit(
-    predictions: str | os.PathLike[str],
-    labels: str | os.PathLike[str],
-    *,
-    members: Sequence[str | os.PathLike[str]] = (),
-    mean: Mean = "probabilities",
-    method: str = AUTO,
-    settings: dict[str, Any] | None = None,
-    options: ReadOptions | None = None,
-    bins: int = 20,
-    folds: int | None = None,
-    patients: str | None = None,
-    seed: int = 0,
-    check_all: bool = False,
-    say: Callable[[str], None] = lambda text: None,
-) -> Plan:
-    """What `fit_calibrator` will do with the same arguments; it refuses what that refuses, before any work."""
-    meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), members=members, mean=mean, bins=bins)
-    channels = _channels(pairing.cases)
-    for name, instead in (
-        ("activation", "it follows from --sigmoid"),
-        ("method", "give --method"),
-    ):
-        if name in (settings or {}):
-            raise ConfigError(f"{name} must not be a setting here; {instead}.")
-    candidates = _candidates(method, settings or {}, activation_of(channels, meant), meant, folds)
-    if method == AUTO and (large := _large_cases(pairing.cases, channels, meant)):
-        candidates = [each for each in candidates if not each.calibrator.spatial]
-        say(f"{counted(large, 'case')} of more than {MOST_AT_ONCE:,} values: what needs whole cases is not tried")
-    names = [files.name for files in pairing.cases]
-    tried = chosen_patients(names, patients) if method == AUTO else names
-    groups = make_folds(tried, patients, folds, check_seed(seed))
-    everyone = make_folds(names, patients, folds, seed) if check_all and len(tried) < len(names) else []
-    return Plan(candidates, meant, pairing, groups, everyone)
-
-
-def _channels(cases: Sequence[CaseFiles]) -> int:
-    """Of the predictions of the first case that can be read; what is wrong with the first, where none can."""
-    wrong: list[SegcalError] = []
-    for files in cases:
-        try:
-            return count_channels(files)
-        except SegcalError as error:
-            wrong.append(error)
-    raise wrong[0]
-
-
-def _large_cases(cases: Sequence[CaseFiles], channels: int, options: Options) -> int:
-    """How many of them are too large to hold at once, a few times over."""
-    number = 0
-    for files in cases:
-        with suppress(SegcalError):  # it is told of when it is measured
-            number += FolderCase(files, options).voxels(channels) * channels > MOST_AT_ONCE
-    return number
-
-
-def _candidates(
-    method: str, settings: dict[str, Any], activation: Activation, options: Options, folds: int | None
-) -> list[Blank]:
-    """What is to be fitted; wrong settings are refused before any work."""
-    if method != AUTO:
-        blank = make_calibrator(method, activation=activation, **settings)
-        if blank.spatial and options.ignore_index is not None:
-            raise ConfigError(
-                f"voxels must not be left out, as those of label {options.ignore_index}, where the calibrator looks at "
-                f"their neighbours; fit {method} without dilations and smoothing."
-            )
-        return [Blank(blank, {1.0: method})]
-    if settings:
-        raise ConfigError(f"the method 'auto' must go without settings; got {', '.join(settings)}. Name a method.")
-    if folds == 0:
-        raise ConfigError("the method 'auto' needs the check to choose by; leave folds out, or name a method.")
-    found = []
-    for each in CANDIDATES:
-        blank = make_calibrator(each.method, activation=activation, **each.settings)
-        if not (blank.spatial and options.ignore_index is not None):
-            found.append(Blank(blank, {strength: each.named(strength) for strength in each.strengths}))
-    return found
-
-
 def _fit(
-    plan: Plan, patients: str | None, out: Path, parts: _Parts, steps: Steps, say: Callable[[str], None]
+    plan: Plan,
+    patients: str | None,
+    out: Path,
+    parts: Parts,
+    ahead: Ahead,
+    steps: Steps,
+    say: Callable[[str], None],
 ) -> Fitted:
     """Measure all cases, fit without each group and measure it again, fit to all what is taken, and write that."""
     candidates, options, pairing, groups, everyone = plan
+    crashed, each_s = ahead.measure(pairing.cases, options)
 
     def measured(number: int, files: CaseFiles, sums: CaseSums, seconds: float) -> None:
         if number == min(2, len(pairing.cases)) and not parts.resumed:  # the first one may have waited for compilers
-            about = seconds * len(pairing.cases) + plan.about_seconds(files, sums, seconds)
+            left = 0.0 if each_s else seconds * len(pairing.cases)
+            about = left + plan.about_seconds(files, sums, each_s or seconds, workers=ahead.workers)
             fits = counted(len(groups) * len(candidates) + len(everyone) + 1, "fit")
             say(f"this takes roughly {duration(about)}: {fits} to {counted(len(pairing.cases), 'case')}")
 
-    before, doubts, failures = _measured(pairing.cases, options, parts, steps, measured)
+    usable = [files for files in pairing.cases if files.name not in crashed]
+    before, doubts, failures = _measured(usable, options, parts, steps, measured)
+    failures += crashed.values()
     if not before:
         raise ConfigError(f"there must be cases to fit a calibrator on; {failures[0].case}: {failures[0].message}")
     cases = {name: FolderCase(files, options) for files in pairing.cases if (name := files.name) in before}
@@ -282,7 +166,9 @@ def _fit(
 
     tried = [name for name in cases if any(name in group for group in groups)] if groups else list(cases)
     shown = evaluation({name: before[name] for name in tried})
-    after, held_out = _tried(candidates, {name: cases[name] for name in tried}, groups, options, parts, steps)
+    some = {name: cases[name] for name in tried}
+    ahead.check(candidates, some, groups)
+    after, held_out = _tried(candidates, some, groups, parts, steps)
     results = {name: evaluation(sums) for name, sums in after.items()}
     choice = choose(shown, results, patients=patients) if len(candidates) > 1 else None
     taken = candidates[0].name if choice is None else choice.taken
@@ -295,9 +181,10 @@ def _fit(
         blank, strength = _candidate(candidates, taken)
         if everyone:
             chosen = Blank(blank, {strength: taken})
-            sums, held_out[taken] = _checked(chosen, cases, everyone, options, parts, steps)[taken]
+            ahead.check([chosen], cases, everyone)
+            sums, held_out[taken] = _checked(chosen, cases, everyone, parts, steps)[taken]
             results[taken] = evaluation(sums)
-        calibrator = _Fits(blank, cases, parts, steps).without((), "fitting to all cases").weakened(strength)
+        calibrator = Fits(blank, cases, parts, steps).without((), "fitting to all cases").weakened(strength)
     if (picture := picture_beside(out)) != out:
         picture.unlink(missing_ok=True)  # of the calibrator that was here
     calibrator.save(out)
@@ -315,8 +202,7 @@ def _tried(
     candidates: Sequence[Blank],
     cases: Mapping[str, FolderCase],
     groups: list[list[str]],
-    options: Options,
-    parts: _Parts,
+    parts: Parts,
     steps: Steps,
 ) -> tuple[dict[str, dict[str, CaseSums]], dict[str, list[HeldOut]]]:
     """What each candidate makes of the cases, and what it was fitted without; one that cannot be fitted is left out."""
@@ -325,7 +211,7 @@ def _tried(
     wrong: list[SegcalError] = []
     for each in candidates if groups else ():
         try:
-            checked = _checked(each, cases, groups, options, parts, steps)
+            checked = _checked(each, cases, groups, parts, steps)
         except SegcalError as error:
             wrong.append(error)
         else:
@@ -344,26 +230,15 @@ class _Check(NamedTuple):
 
 
 def _checked(
-    candidate: Blank,
-    cases: Mapping[str, FolderCase],
-    groups: list[list[str]],
-    options: Options,
-    parts: _Parts,
-    steps: Steps,
+    candidate: Blank, cases: Mapping[str, FolderCase], groups: list[list[str]], parts: Parts, steps: Steps
 ) -> dict[str, _Check]:
     """Each case by a calibrator fitted without its group, by the names of the candidate's strengths."""
-    fits = _Fits(candidate.calibrator, cases, parts, steps)
+    fits = Fits(candidate.calibrator, cases, parts, steps)
     after = {name: _Check({}, []) for name in candidate.strengths.values()}
     for number, group in enumerate(groups):
-        held_out = [name for name in group if name in cases]
-        text = f"{candidate.name}, fitting without part {number + 1} of {len(groups)}"
-        fitted = fits.without(held_out, text)
-        for strength, called in candidate.strengths.items():
-            calibrator = fitted.weakened(strength)
-            after[called].held_out.append(HeldOut(tuple(held_out), calibrator))
-            for name in held_out:
-                steps.next(f"measuring {name}")
-                after[called].sums[name] = parts.measure(cases[name].files, options, calibrator).sums
+        for called, held_out, sums in check_fold(candidate, fits, group, told_of(candidate, number, len(groups))):
+            after[called].held_out.append(held_out)
+            after[called].sums.update(sums)
     return after
 
 
@@ -372,77 +247,10 @@ def picture_beside(out: Path) -> Path:
     return out.with_suffix(".png")
 
 
-class _Parts:
-    """What an interrupted fit has done, named by keys, in a folder beside the calibrator; it goes at the end."""
-
-    def __init__(self, folder: Path, measured: Path | None = None) -> None:
-        self.folder, self.measured = folder, measured
-        self.resumed = folder.exists() or measured is not None
-        make_folder(folder)
-
-    def measure(self, files: CaseFiles, options: Options, calibrator: Calibrator | None = None) -> Measured:
-        """The sums of a case, and what is doubtful about it."""
-        mark = None if calibrator is None else calibrator.fingerprint
-        key = case_key(files, options)
-        path = self.folder / f"{key_of(key, mark)}.npz"
-        if self.measured is not None and calibrator is None and CaseSums.are_in(self.measured / f"{key}.npz", options):
-            path = self.measured / f"{key}.npz"
-        if not CaseSums.are_in(path, options):
-            sums, doubts = measure_case(files, options, calibrator=calibrator)
-            sums.save(path, files.name, (), doubts=doubts)
-            return Measured(sums, doubts)
-        return Measured(CaseSums.load(path)[0], tuple(CaseSums.doubts_in(path)))
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class _Fits:
-    """Fits to some of the cases; voxels to begin from are drawn once for all of them."""
-
-    def __init__(self, blank: Calibrator, cases: Mapping[str, FolderCase], parts: _Parts, steps: Steps) -> None:
-        self.blank, self.cases, self.parts, self.steps = blank, cases, parts, steps
-        self.keys = {name: case_key(case.files, case.options) for name, case in cases.items()}
-
-    @cached_property
-    def sample(self) -> Sample | None:
-        if not isinstance(self.blank, _BEGIN_FROM_A_DRAW) or self.blank.settings().get("protocol") == "one-epoch":
-            return None
-        tell = self.steps.tell
-        return self.blank.draw(Watched(list(self.cases.values()), lambda share, more: tell(f"drawing voxels, {more}")))
-
-    def without(self, held_out: Iterable[str], text: str) -> Calibrator:
-        """A calibrator fitted to the other cases."""
-        names = list(self.cases)
-        rest = [i for i, name in enumerate(names) if name not in set(held_out)]
-        if not rest:
-            raise ConfigError(
-                "cross-validation needs readable cases of at least 2 patients; those of the others failed."
-            )
-        fitted_on = [self.keys[names[i]] for i in rest]
-        key = key_of(__version__, self.blank.method, self.blank.settings(), list(self.keys.values()), fitted_on)
-        with self.steps.fit(text) as tell:
-            return fit_once(self.parts.folder / f"{key}.json", lambda: self._fit(rest, tell))
-
-    def _fit(self, places: Sequence[int], tell: Callable[[float, str], None]) -> Calibrator:
-        """A new calibrator fitted to the cases at these places."""
-        cases = list(self.cases.values())
-        calibrator = make_calibrator(self.blank.method, **self.blank.settings())
-        inputs: Inputs = "logits" if cases[0].options.logits else "probabilities"
-        stream = Watched([cases[i] for i in places], tell)
-        if isinstance(calibrator, _BEGIN_FROM_A_DRAW) and self.sample is not None:
-            return calibrator.fit(stream, inputs=inputs, sample=self.sample.select(places))
-        if isinstance(calibrator, LocalTemperature):
-            return calibrator.fit(
-                stream, inputs=inputs, progress=lambda share: tell((1 + share) / 2, f"{share:.0%} of training")
-            )
-        return calibrator.fit(stream, inputs=inputs)
-
-
 def _measured(
     cases: Sequence[CaseFiles],
     options: Options,
-    parts: _Parts,
+    parts: Parts,
     steps: Steps,
     tell: Callable[[int, CaseFiles, CaseSums, float], None],
 ) -> tuple[dict[str, CaseSums], dict[str, tuple[str, ...]], list[Failure]]:

@@ -17,22 +17,29 @@ class Steps:
 
     def __init__(self, progress: Progress, total: int) -> None:
         self.progress, self.done, self.total = progress, 0, total
+        self.ahead = 0
 
-    def tell(self, text: str) -> None:
-        self.progress(self.done, self.total, text)
+    def tell(self, text: str, more: int = 0) -> None:
+        """What is done now, and `more` steps of it."""
+        self.progress(max(self.done + more, self.ahead), self.total, text)
 
     def next(self, text: str) -> None:
-        self.progress(self.done, self.total, text)
+        self.tell(text)
         self.done += 1
+
+    def others(self, steps: int, text: str) -> None:
+        """Steps that other processes have done; whoever goes through them in order is not told again."""
+        self.ahead = max(self.ahead, self.done) + steps
+        self.tell(text)
 
     @contextmanager
     def fit(self, text: str) -> Iterator[Callable[[float, str], None]]:
         """The steps of a fit; what comes tells which share of it is done, and a word more."""
 
         def tell(share: float, more: str) -> None:
-            self.progress(self.done + int(share * FIT_STEPS), self.total, f"{text}, {more}")
+            self.tell(f"{text}, {more}", int(share * FIT_STEPS))
 
-        self.progress(self.done, self.total, text)
+        self.tell(text)
         yield tell
         self.done += FIT_STEPS
 

@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 from segcal.calibrators.calibrator import decided
 from segcal.calibrators.stream import Piece
 from segcal.kernels.spec import HAS_NUMBA
+from segcal.kernels.threads import pass_threads
 
 
 def log_odds(logits: Tensor, activation: str) -> Tensor:
@@ -117,7 +118,7 @@ def of_temperature(piece: Piece, inverse: float) -> Sums:
 
         weights = NO_WEIGHTS if piece.weights is None else piece.weights.numpy()
         arrays = piece.logits.numpy(), piece.labels.numpy(), weights
-        sums = torch.from_numpy(temperature_sums(*arrays, inverse, threads=torch.get_num_threads()))
+        sums = torch.from_numpy(temperature_sums(*arrays, inverse, threads=pass_threads()))
     else:
         sums = _temperature_sums(piece, inverse)
     value, slope, curvature, wrong = sums

@@ -9,7 +9,7 @@ import typer
 
 from segcal._io.words import counted
 from segcal.cli.app import app
-from segcal.cli.options import ClassNames, IgnoreIndex, Patients, Regions, Sigmoid, StrictGrid, read_options
+from segcal.cli.options import ClassNames, IgnoreIndex, Patients, Regions, Sigmoid, StrictGrid, Workers, read_options
 from segcal.cli.orderly import Verb
 from segcal.cli.shown import (
     overall_bar,
@@ -47,7 +47,7 @@ def audit(
         int,
         typer.Option(min=0, help="How many cases to show: the worst, around the median, the best by Dice."),
     ] = 6,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that measure, each with one case at a time.")] = 1,
+    workers: Workers = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found and written as JSON.")] = False,
 ) -> None:
     """Evaluate, calibrate, promise quality and report in one command; NEXT.md says what to do with it."""

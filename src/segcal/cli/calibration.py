@@ -12,6 +12,7 @@ from segcal.cli.app import app
 from segcal.cli.options import (
     Bins,
     ClassNames,
+    Dtype,
     IgnoreIndex,
     Mean,
     Member,
@@ -19,6 +20,7 @@ from segcal.cli.options import (
     Regions,
     Sigmoid,
     StrictGrid,
+    Workers,
     read_options,
 )
 from segcal.cli.orderly import Verb, Verbs
@@ -85,6 +87,7 @@ def fit(
         Path | None, typer.Option(help="Also write this page, as report.html, on before and after.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the division into folds.")] = 0,
+    workers: Workers = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON instead of tables.")] = False,
 ) -> None:
     """Fit a calibrator, and show on held-out cases what it does: tables, tests, and a diagram beside the file."""
@@ -97,7 +100,8 @@ def fit(
                 predictions, labels, out, members=member or (), mean=mean, method=method,
                 settings=dict(map(parse_setting, setting or ())),
                 options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
-                bins=bins, folds=folds, patients=patients, seed=seed, progress=advance, say=say,
+                bins=bins, folds=folds, patients=patients, seed=seed, workers=workers,
+                progress=advance, say=say,
             )  # fmt: skip
     with refusing(stopped=f"The calibrator is {out}."):
         show_unpaired(fitted.pairing)
@@ -187,8 +191,9 @@ def apply(
     nifti: Annotated[
         bool, typer.Option("--nifti", help="Write arrays as NIfTI, in the place of the label map beside each.")
     ] = False,
+    dtype: Dtype = None,
 ) -> None:
-    """Write calibrated maps, each in the format and on the grid of the one it was made from."""
+    """Write calibrated maps, each in the format, type and on the grid of the one it was made from."""
     with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
         from segcal.calibration.applying import apply_calibrator
         from segcal.evaluation.options import ReadOptions
@@ -197,7 +202,7 @@ def apply(
             options = ReadOptions(logits=logits)
             applied = apply_calibrator(
                 calibrator, predictions, out, members=member or (), mean=mean, options=options, nifti=nifti,
-                progress=advance,
+                dtype=dtype, progress=advance,
             )  # fmt: skip
     show_failures(applied.failures)
     say_maps(applied, out)

@@ -92,7 +92,10 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
         if as_json:
             print_json((out / "summary.json").read_text(encoding="utf-8"))
         else:
-            _show_summary(outcome.measured if background else outcome.measured.foreground(), background=background)
+            from segcal.kernels.threads import one_torch_thread
+
+            with one_torch_thread():
+                _show_summary(outcome.measured if background else outcome.measured.foreground(), background=background)
     number = len(outcome.measured.cases) if outcome.measured is not None else 0
     say(f"{counted(number, 'case')} evaluated, {len(outcome.failures)} failed; results are in {out}")
     if outcome.failures:

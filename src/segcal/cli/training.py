@@ -10,7 +10,7 @@ import typer
 
 from segcal.cli.app import app
 from segcal.cli.evaluation import show_outcome
-from segcal.cli.options import Calibrator, Dask, Mean, dask_cluster
+from segcal.cli.options import Calibrator, Dask, Dtype, Mean, dask_cluster
 from segcal.cli.orderly import Verb
 from segcal.cli.shown import progress_bar, refusing, say, say_maps, show_failures
 
@@ -90,9 +90,7 @@ def predict(
     calibrator: Calibrator = None,
     dask: Dask = None,
     logits: Annotated[bool, typer.Option("--logits", help="Write logits instead of probabilities.")] = False,
-    dtype: Annotated[
-        Literal["float32", "float16"], typer.Option(help="float16: 16-bit integers with a scale, in NIfTI.")
-    ] = "float32",
+    dtype: Dtype = None,
 ) -> None:
     """Predict probability maps on the grid of the images, or evaluate them without storing any.
 
@@ -107,7 +105,7 @@ def predict(
 
         if dask and not evaluate:
             raise ConfigError("--dask must come with --evaluate.")
-        if evaluate and (images or logits or dtype != "float32"):
+        if evaluate and (images or logits or dtype):
             raise ConfigError("--evaluate must go without --images, which have no labels, --logits and --dtype.")
         if images and (side or data):
             raise ConfigError("--images must go without --split and --data: they are the images to predict.")
@@ -130,8 +128,8 @@ def predict(
                 cases = None if images is None else runs.image_cases(images, len(found.dataset.channels))
                 content: Literal["logits", "probabilities"] = "logits" if logits else "probabilities"
                 predicted = runs.predict(
-                    found, out, side=side or "test", cases=cases, content=content, dtype=dtype, calibrator=fitted,
-                    progress=advance,
+                    found, out, side=side or "test", cases=cases, content=content, dtype=dtype or "float32",
+                    calibrator=fitted, progress=advance,
                 )  # fmt: skip
     if evaluate:
         show_outcome(outcome, out)

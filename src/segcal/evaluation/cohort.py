@@ -91,7 +91,8 @@ def evaluate(
     >>> evaluate(folder / "maps", folder / "labels", folder / "results").evaluation
     Evaluation(1 case; class 0, class 1; 20 bins)
     """
-    pool = Pool(workers, meanwhile=partial(import_whole, "segcal.evaluation.evaluation"))  # brings torch, in seconds
+    brings_torch = partial(import_whole, "segcal.evaluation.evaluation")  # in seconds, which workers do without
+    pool = Pool(workers, preload="segcal.evaluation.ready", meanwhile=brings_torch)
     out = Path(out)
     for source, what in ((labels, "labels"), *((maps, "predictions") for maps in (predictions, *members))):
         stay_outside(out, Path(source), what)
@@ -104,7 +105,7 @@ def evaluate(
         CaseJob(
             files.name,
             case_key(files, meant),
-            _measure_files,
+            measure_files,
             (files if executor is None else files.absolute(), meant, threads),
         )
         for files in pairing.cases
@@ -209,7 +210,10 @@ def measure_cohort(
         outcome, kept = measure_parts(cases, options, parts, executor=executor, pairing=pairing, progress=progress)
         if outcome.measured is not None:
             outcome.measured.provenance.update(provenance or {})
-        write_results(outcome, options, out)
+        from segcal.kernels.threads import one_torch_thread
+
+        with one_torch_thread():  # small tensors, for which threads would wait for each other
+            write_results(outcome, options, out)
         keep_only(parts, kept)
     return outcome
 
@@ -259,7 +263,8 @@ def _strangers(measured: dict[str, Path]) -> dict[str, Failure]:
     }
 
 
-def _measure_files(files: CaseFiles, options: Options, threads: int, name: str, path: Path) -> None:
+def measure_files(files: CaseFiles, options: Options, threads: int, name: str, path: Path) -> None:
+    """Write the sums of a case to a file."""
     with unchanged(files.all):
         sums, doubts = measure_case(files, options, threads=threads)
     sums.save(path, name, files.all, doubts=doubts)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy import stats as scipy_stats
+from scipy import special
 from torch import Tensor
 
 from segcal.errors import ConfigError, FileError, check_seed
@@ -130,8 +130,8 @@ def expanded(level: float, patients: int) -> float:
     """
     if patients < 2:
         return level
-    t = scipy_stats.t.ppf((1 + level) / 2, patients - 1)
-    return float(2 * scipy_stats.norm.cdf(math.sqrt(patients / (patients - 1)) * t) - 1)
+    t = special.stdtrit(patients - 1, (1 + level) / 2)
+    return float(2 * special.ndtr(math.sqrt(patients / (patients - 1)) * t) - 1)
 
 
 def wilson(successes: Tensor, number: Tensor, *, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ def wilson(successes: Tensor, number: Tensor, *, level: float = 0.95) -> tuple[T
     >>> [round(float(x), 4) for x in wilson(torch.tensor(8.0), torch.tensor(10.0))]  # 8 of 10
     [0.4902, 0.9433]
     """
-    z = float(scipy_stats.norm.ppf((1 + level) / 2))
+    z = float(special.ndtri((1 + level) / 2))
     n = torch.where(number > 0, number, torch.nan)
     share = successes / n
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
@@ -205,7 +205,7 @@ def t_test(differences: Tensor, groups: Tensor | None = None) -> float:
     if spread <= 1e-12 * values.abs().max().item() * len(values):
         return 2.0 ** (1 - patients)
     t = mean.item() * len(values) / spread * math.sqrt((patients - 1) / patients)
-    return float(2 * scipy_stats.t.sf(abs(t), patients - 1))
+    return float(2 * special.stdtr(patients - 1, -abs(t)))
 
 
 def signed_rank_test(differences: Tensor, groups: Tensor | None = None) -> float:
@@ -218,7 +218,9 @@ def signed_rank_test(differences: Tensor, groups: Tensor | None = None) -> float
     known = differences[~differences.isnan()].numpy()
     if len(known) < FEWEST_PATIENTS:
         return math.nan
-    return float(scipy_stats.wilcoxon(known).pvalue) if known.any() else 1.0
+    from scipy.stats import wilcoxon  # takes a second to import
+
+    return float(wilcoxon(known).pvalue) if known.any() else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

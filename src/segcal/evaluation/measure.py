@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from segcal.calibrators import Calibrator
 
 Array = NDArray[Any]
+COPIED_VOXELS = 1 << 20
+"""Read at a time from maps in integers, and from files that are mapped: what is in hand of them is a copy."""
 
 
 class Measured(NamedTuple):
@@ -63,5 +65,6 @@ def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Itera
 
         yield from calibrated_slabs(case, options, calibrator)
         return
-    for values, labels in case.slabs(slab_voxels(case.classes)):
+    most = slab_voxels(case.classes)
+    for values, labels in case.slabs(most if case.plain else min(most, COPIED_VOXELS)):
         yield values, labels, None

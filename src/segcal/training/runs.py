@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 import nibabel
 import numpy as np
@@ -39,6 +39,7 @@ from segcal.training.preprocessing import prepare_case, read_labels, restore
 from segcal.volumes.arrays import gzip_into
 from segcal.volumes.orientation import orientation_of
 from segcal.volumes.regions import Regions
+from segcal.volumes.steps import STEPS, StoredAs, in_steps
 
 _Image: Any = nibabel.Nifti1Image  # nibabel has no types
 Side = Literal["train", "validation", "test", "all"]
@@ -231,7 +232,7 @@ def predict(
     side: Side = "test",
     cases: Sequence[DataCase] | None = None,
     content: Literal["probabilities", "logits"] = "probabilities",
-    dtype: Literal["float32", "float16"] = "float32",
+    dtype: StoredAs = "float32",
     calibrator: Calibrator | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Maps:
@@ -239,12 +240,13 @@ def predict(
 
     The cases are those of a side of the split, or the ones given. One that fails does not stop the others. A file
     beside the maps has the names of classes and regions, which `segcal.evaluate` reads.
-    NIfTI has no half precision: float16 is stored as 16-bit integers with a scale, in steps of 1/65535.
+    NIfTI has no half precision: float16 is stored as 16-bit integers with a scale, in steps of 1/65535, and uint8 as
+    8-bit integers, in steps of 1/255. Those of a voxel sum to 1, and the most probable class stays.
     """
     one_of("content", content, ("probabilities", "logits"))
-    one_of("dtype", dtype, ("float32", "float16"))
-    if content == "logits" and dtype == "float16":
-        raise ConfigError("logits must be written as float32; 16 bits are for probabilities.")
+    one_of("dtype", dtype, get_args(StoredAs))
+    if content == "logits" and dtype != "float32":
+        raise ConfigError(f"logits must be written as float32; {dtype} is for probabilities.")
     out = Path(out)
     mark = None if calibrator is None else calibrator.fingerprint
 
@@ -340,16 +342,17 @@ def _key(run: Predictor, case: DataCase, calibrator: str | None, *what: str) -> 
     return key_of(__version__, run.fingerprint, run.config.hash, case.name, files, what, calibrator)
 
 
-def _write_map(path: Path, values: Tensor, case: DataCase, dtype: str) -> None:
+def _write_map(path: Path, values: Tensor, case: DataCase, dtype: StoredAs) -> None:
     """(class, x, y, z) as a NIfTI file (x, y, z, class) with the header of the case's image.
 
     It is written class by class, for beside the values of a large image there may be no room for all of them again.
     """
     source: Any = nibabel.load(case.images[0])
-    steps = 65535 if dtype == "float16" else 1
-    stored = np.dtype(np.uint16 if dtype == "float16" else np.float32)
+    steps = STEPS.get(dtype)
+    numbers = values.numpy() if steps is None else in_steps(values.numpy(), steps)
+    stored = numbers.dtype
     image = _Image(np.broadcast_to(np.zeros((), stored), (*values.shape[1:], len(values))), source.affine)
-    image.header.set_slope_inter(1 / steps, 0)
+    image.header.set_slope_inter(1 / (steps or 1), 0)
     image.header.set_zooms((*source.header.get_zooms()[:3], 1))
     image.header.set_xyzt_units(*source.header.get_xyzt_units())
     for code in ("qform", "sform"):
@@ -357,6 +360,5 @@ def _write_map(path: Path, values: Tensor, case: DataCase, dtype: str) -> None:
     with new_file(path) as file, gzip_into(file) as stream:
         image.header.write_to(stream)
         stream.write(bytes(image.header.get_data_offset() - stream.tell()))
-        for row in values.numpy():
-            numbers = np.round(row * steps) if dtype == "float16" else row
-            stream.write(np.ascontiguousarray(numbers.T, stored).data)  # the first axis fastest
+        for row in numbers:
+            stream.write(np.ascontiguousarray(row.T).data)  # the first axis fastest

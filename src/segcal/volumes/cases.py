@@ -21,7 +21,7 @@ from segcal.volumes.pairing import CaseFiles, MemberFiles
 PROBABILITY_KEYS = ("probabilities", "softmax", "logits", "arr_0")
 LABEL_KEYS = ("labels", "label", "segmentation", "seg", "arr_0")
 _SCAN_VOXELS = 1 << 20
-_MOST_CLASSES = 15  # single integers up to this are rather a label map than 255ths of a probability
+MOST_CLASSES = 15  # single integers up to this are rather a label map than 255ths of a probability
 _FULL_SCALE = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 
 
@@ -47,7 +47,9 @@ class Source:
         for numbers, row in zip(block, out, strict=True):
             into = row.reshape(numbers.shape)
             with np.errstate(over="ignore", invalid="ignore"):  # whoever reads the values judges infinite ones
-                if self.stored.scaled:
+                if self.stored.scaled and self.stored.inter == 0:
+                    np.multiply(numbers, self.stored.slope, out=into, dtype=np.float64, casting="same_kind")
+                elif self.stored.scaled:
                     meant = np.multiply(numbers, self.stored.slope, dtype=np.float64)  # in float64, as nibabel does
                     meant += self.stored.inter
                     np.copyto(into, meant, casting="same_kind")
@@ -69,6 +71,11 @@ class Sources:
     @property
     def classes(self) -> int:
         return sum(len(source.view) for source in self.sources)
+
+    @property
+    def plain(self) -> bool:
+        """See `is_plain`."""
+        return is_plain(self.sources)
 
     def views(self, watch: Watcher) -> list[NDArray[Any]]:
         """Of each source, (class, x, y, z)."""
@@ -96,6 +103,8 @@ class Mean:
     def __init__(self, members: Sequence[Callable[[], list[Source]]], classes: int, averaging: Averaging) -> None:
         self.members, self.classes, self.averaging = members, classes, averaging
         self._opened: tuple[list[Source], list[Sources]] | None = None  # the sum, if there is one; the others
+
+    plain = False
 
     def views(self, watch: Watcher) -> list[NDArray[Any]]:
         """Of each source, (class, x, y, z); the watch sees all values that are read."""
@@ -166,6 +175,11 @@ class Case:
         return (*self.grid.shape, 1)[:3]
 
     @property
+    def plain(self) -> bool:
+        """Whether memory holds the probabilities as they are meant; all others are copied slab by slab."""
+        return self._prediction.plain
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
         """The lengths of the axes in the order in which slabs go through them, the last one fastest."""
         return in_stored_order(*self._views())[0].shape[1:]
@@ -214,11 +228,16 @@ class Case:
         self.close()
 
 
+def is_plain(sources: Sequence[Source]) -> bool:
+    """Whether memory holds the values as they are meant, so that they need not be copied to be read."""
+    first = sources[0]
+    return len(sources) == 1 and first.as_stored and first.stored.mapping is None and first.view.dtype == first.type
+
+
 def gather(sources: Sequence[Source], blocks: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Blocks of all sources as one array (class, voxel); without a copy where memory holds just that."""
-    first, block = sources[0], blocks[0]
-    in_memory = len(blocks) == 1 and first.as_stored and first.stored.mapping is None
-    if in_memory and block.dtype == first.type and block.flags.c_contiguous:
+    block = blocks[0]
+    if is_plain(sources) and block.flags.c_contiguous:
         return block.reshape(len(block), -1)
     classes = sum(len(block) for block in blocks)
     out = np.empty((classes, math.prod(block.shape[1:])), np.result_type(*(source.type for source in sources)))
@@ -310,7 +329,7 @@ def with_full_scale(case: str, sources: list[Source]) -> list[Source]:
     largest = _largest(integers)
     if largest <= 1 and (not integers or _hard(case, sources)):
         return sources
-    if sum(len(source.view) for source in sources) == 1 and largest <= _MOST_CLASSES:
+    if sum(len(source.view) for source in sources) == 1 and largest <= MOST_CLASSES:
         raise FileError(
             f"{case}: predictions must be probabilities; this looks like a label map: a single channel of integers up "
             f"to {largest}. Give the probabilities (nnU-Net: --save_probabilities); save as floating point those that "
@@ -329,7 +348,7 @@ def _largest(sources: list[Source]) -> int:
         (view,) = in_stored_order(source.view)
         for box in boxes(view.shape[1:], _SCAN_VOXELS):
             largest = max(largest, int(view[(slice(None), *box)].max()))
-            if largest > _MOST_CLASSES:
+            if largest > MOST_CLASSES:
                 return largest
             source.stored.release()
     return largest

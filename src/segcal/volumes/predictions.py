@@ -1,4 +1,4 @@
-"""Predictions without labels: find them in a folder, read them whole, write other values in their place.
+"""Predictions without labels: read them whole, write other values in their place.
 
 What is written has the format, layout, type, header and compression of what was read, so that whatever read the one
 reads the other; or, if that is wanted, arrays become NIfTI images in the place of the label map beside them. Only where
@@ -9,10 +9,8 @@ reads headers only; rewriting a case part by part takes the memory of its new ar
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,16 +21,14 @@ from numpy.typing import NDArray
 from segcal._io.files import new_file, writing
 from segcal.errors import ConfigError, FileError, GridError, ShapeError
 from segcal.volumes.arrays import (
-    EXTENSIONS,
     NNUNET_KEYS,
     Geometry,
     StoredArray,
     read_array,
     refuse_objects,
-    stem_of,
 )
-from segcal.volumes.averaging import PLAIN, Averaging
 from segcal.volumes.cases import (
+    MOST_CLASSES,
     PROBABILITY_KEYS,
     Mean,
     Source,
@@ -42,163 +38,24 @@ from segcal.volumes.cases import (
     in_stored_order,
     with_full_scale,
 )
-from segcal.volumes.grids import Grid, arrange, fit, space_of_one_class
-from segcal.volumes.mismatch import files_in
-from segcal.volumes.pairing import Claim, Numbered, claims_of_predictions, is_array, name_of_prediction
-from segcal.volumes.writing import FLOAT32, Form, fill, own_form, room_for, write_like, write_maps, write_npy
+from segcal.volumes.finding import PredictionFiles, places
+from segcal.volumes.grids import Grid, arrange, fit
+from segcal.volumes.pairing import is_array
+from segcal.volumes.steps import StoredAs, in_steps
+from segcal.volumes.writing import (
+    FLOAT32,
+    Form,
+    fill,
+    form_of,
+    own_form,
+    room_for,
+    write_like,
+    write_maps,
+    write_npy,
+)
 
 _WHOLE = (slice(None),) * 3
 Change = Callable[[NDArray[Any]], NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class PredictionFiles:
-    """The files of one prediction: one, or one per class in class order.
-
-    `reference` is the NIfTI file of the same stem beside an array (the label map that nnU-Net writes), which says
-    where the voxels lie.
-    """
-
-    name: str
-    predictions: tuple[Path, ...]
-    reference: Path | None = None
-    members: tuple[PredictionFiles, ...] = ()
-    """Further predictions of the case: what `Prediction.rewrite` changes is the mean of all."""
-    averaging: Averaging = PLAIN
-    lacking: tuple[Path, ...] = ()
-    """Folders in which a member was looked for, and is not."""
-
-    @property
-    def all(self) -> tuple[Path, ...]:
-        """Every file that is read."""
-        own = self.predictions if self.reference is None else (*self.predictions, self.reference)
-        return (*own, *(path for member in self.members for path in member.all))
-
-    def absolute(self) -> PredictionFiles:
-        """The same for those who have another current folder."""
-        reference = None if self.reference is None else self.reference.absolute()
-        predictions = tuple(path.absolute() for path in self.predictions)
-        return replace(
-            self, predictions=predictions, reference=reference, members=tuple(each.absolute() for each in self.members)
-        )
-
-
-def find_predictions(path: Path, *, classes: int | None = None) -> list[PredictionFiles]:
-    """Predictions in a folder and its subfolders, or the one file given, sorted by name.
-
-    Folders are searched, files named and class numbers read as by `pair_cases`. Endings such as `_prob` are left off,
-    unless two predictions would then go by one name; then whole stems count, and then the folder of a file that is
-    alone in it. Files numbered from 0 or 1 are the classes of one prediction where each is a single class, all have
-    one shape, and there are as many as `classes`, if that is given. A file with a word of decision (`case_seg`) is
-    left out beside the probabilities of its case, and so is a NIfTI file beside an array of the same stem.
-    """
-    if path.is_file():
-        return [PredictionFiles(name_of_prediction(path), (path,), _reference((path,), ""))]
-    if not path.is_dir():
-        raise FileError(
-            f"predictions must be a folder or a file; {path} {'is none' if path.exists() else 'is not there'}."
-        )
-    claims = claims_of_predictions(path, together=lambda files: _are_classes(files, classes))
-    if not claims:
-        raise FileError(f"{path} must hold predictions, as {', '.join(EXTENSIONS)} files; it holds {files_in(path)}.")
-    named = _by_name(_without_decisions(claims))
-    return [PredictionFiles(name, files, _reference(files, name)) for name, files in sorted(named.items())]
-
-
-def with_members(
-    first: Sequence[PredictionFiles], others: Mapping[Path, Sequence[PredictionFiles]], averaging: Averaging
-) -> list[PredictionFiles]:
-    """Predictions, each with those of the same name in other folders; one that a folder lacks fails when it is opened.
-
-    Where both are a single file, they belong together whatever their names.
-    """
-    named = {folder: {files.name: files for files in found} for folder, found in others.items()}
-
-    def joined(files: PredictionFiles) -> PredictionFiles:
-        alone = len(first) == 1
-        found = {
-            path: own[0] if alone and path.is_file() else named[path].get(files.name) for path, own in others.items()
-        }
-        members = tuple(member for member in found.values() if member is not None)
-        lacking = tuple(path for path, member in found.items() if member is None)
-        return replace(files, members=members, averaging=averaging, lacking=lacking)
-
-    return [joined(files) for files in first]
-
-
-def _are_classes(files: Sequence[Numbered], classes: int | None) -> bool:
-    """Whether numbered files are the classes of one case, and not a case each; their headers tell."""
-    numbers = sorted({number for number, _ in files})
-    if len(numbers) < 2 or numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-        return False
-    if classes not in (None, len(numbers)):
-        return False
-    shapes = set()
-    for _, path in files:
-        try:
-            shapes.add(space_of_one_class(read_array(path, keys=PROBABILITY_KEYS, peek=True), classes=classes))
-        except FileError:
-            continue  # who opens it will say why
-        if None in shapes or len(shapes) > 1:
-            return False
-    return len(shapes) == 1
-
-
-def _without_decisions(claims: Sequence[Claim]) -> list[Claim]:
-    """Without files named as decisions whose probabilities lie beside them: the label maps that MONAI writes."""
-    probabilities = set()
-    for claim in claims:
-        plain, probable, *_ = claim.names
-        certain = plain if len(claim.files) > 1 or is_array(claim.files[0]) else None
-        probabilities |= {(claim.files[0].parent, name) for name in (certain, probable) if name}
-    return [claim for claim in claims if (claim.files[0].parent, claim.names[2]) not in probabilities]
-
-
-def _by_name(claims: Sequence[Claim]) -> dict[str, tuple[Path, ...]]:
-    """Files by the shortest name that nobody else goes by; `FileError` where two have no other name left."""
-    names = {}
-    for claim in claims:
-        plain, probable, decided, folder = claim.names
-        names[claim] = [name for name in (probable, decided, plain, folder) if name]
-    while True:
-        found = defaultdict(list)
-        for claim in claims:
-            found[names[claim][0]].append(claim)
-        crowded = [claim for same in found.values() if len(same) > 1 for claim in same if len(names[claim]) > 1]
-        if not crowded:
-            break
-        for claim in crowded:
-            del names[claim][0]
-    for name, same in found.items():
-        if len(same) > 1:
-            one, other = sorted(str(claim.files[0]) for claim in same)[:2]
-            raise FileError(f"predictions of case {name} must be one; {one} and {other} both claim it.")
-    return {name: claim.files for name, (claim,) in found.items()}
-
-
-def _reference(files: tuple[Path, ...], case: str) -> Path | None:
-    if not is_array(files[0]):
-        return None
-    stem = case if len(files) > 1 else stem_of(files[0])
-    return next((path for end in EXTENSIONS[:2] if (path := files[0].with_name(f"{stem}{end}")).is_file()), None)
-
-
-def places(files: PredictionFiles, root: Path, *, nifti: bool = False) -> list[Path]:
-    """Where a prediction's files lie under `root`; `nifti`: with arrays as .nii.gz."""
-    found = [path.relative_to(root) for path in files.predictions]
-    return [path.with_name(f"{stem_of(path)}.nii.gz") if nifti and is_array(path) else path for path in found]
-
-
-def place_of_labels(files: PredictionFiles, root: Path) -> Path:
-    """Where the label map of a prediction goes, under the place of `root`: an image, or an array where there is none.
-
-    That of an array with a label map beside it, as nnU-Net has them, is an image in the place of that.
-    """
-    first = files.predictions[0].relative_to(root)
-    ending = ".nii" if first.suffix.lower() == ".nii" else ".nii.gz"
-    if is_array(first) and files.reference is None:
-        ending = ".npy"
-    return first.with_name(f"{files.name}{ending}")
 
 
 def open_prediction(files: PredictionFiles, *, classes: int | None = None) -> Prediction:
@@ -312,57 +169,88 @@ class Prediction:
             write_maps(file, like, np.ascontiguousarray(values), compressed=target.suffix == ".gz")
 
     def rewrite(
-        self, change: Change, folder: Path, root: Path, *, nifti: bool = False, most_voxels: int | None = None
+        self,
+        change: Change,
+        folder: Path,
+        root: Path,
+        *,
+        nifti: bool = False,
+        dtype: StoredAs | None = None,
+        exclusive: bool = False,
+        most_voxels: int | None = None,
     ) -> tuple[Path, ...]:
         """Write what `change` makes of the values (class, x, y, z) to `folder`, at the same place as under `root`.
 
         It gets them all, or about `most_voxels` voxels after the other; maybe twice, for integers are rounded to the
-        steps of their scale, and a file becomes float32 where that cannot express a value. `nifti`: arrays become
-        NIfTI images (x, y, z, class) of float32, with the header of the reference. Nobody ever sees a part of a file.
+        steps of their scale, and a file becomes float32 where that cannot express a value. `exclusive`: they are
+        probabilities of exclusive classes, whose steps then sum to 1 (see `in_steps`). `dtype`: of all files. `nifti`:
+        arrays become NIfTI images (x, y, z, class) with the header of the reference, of float32 if no type is given.
+        Nobody ever sees a part of a file.
         """
         targets = self._targets(folder, root, nifti=nifti)
         reference = self._image_beside() if nifti and is_array(self._files[0]) else None
         sources = self._sources()
         own = [own_form(source) for source in sources]
-        forms = [FLOAT32 if reference else Form(form.dtype) if form.dtype.kind == "f" else form for form in own]
-        new, unfit = self._changed(change, sources, forms, most_voxels, anew=reference is not None)
+        if dtype is not None or reference is not None:
+            told = reference is not None or not is_array(self._files[0])
+            forms = [form_of(dtype or "float32", told=told)] * len(own)
+        else:
+            forms = [Form(form.dtype) if form.dtype.kind == "f" else form for form in own]
+        anew = reference is not None
+        changed = partial(self._changed, change, exclusive=exclusive, most_voxels=most_voxels, anew=anew)
+        new, unfit = changed(sources, forms)
         if unfit:
             forms = [FLOAT32 if i in unfit else form for i, form in enumerate(forms)]
             del new, sources  # whose memory may be that of the other
-            new, _ = self._changed(change, self._sources(), forms, most_voxels, anew=False)
+            new, _ = changed(self._sources(), forms)
         with _naming(self.name), ExitStack() as stack:  # all files appear together, at its end
             for i, target in enumerate(targets):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(new_file(target))
                 if reference is not None:
-                    write_maps(file, reference, new[i].values)
+                    write_maps(file, reference, new[i].values, slope=forms[i].slope)
                 else:
                     write_like(file, self._files[i], new[i], None if forms[i] == own[i] else forms[i])
         return targets
 
     def _changed(
-        self, change: Change, sources: list[Source], forms: list[Form], most_voxels: int | None, *, anew: bool
+        self,
+        change: Change,
+        sources: list[Source],
+        forms: list[Form],
+        *,
+        exclusive: bool,
+        most_voxels: int | None,
+        anew: bool,
     ) -> tuple[list[StoredArray], set[int]]:
         """Arrays of the changed values, and which of them cannot express theirs; `anew`: as (class, z, y, x)."""
         if anew:
-            new = [StoredArray(np.empty((len(s.view), *s.view.shape[:0:-1]), np.float32)) for s in sources]
+            shapes = [(len(source.view), *source.view.shape[:0:-1]) for source in sources]
+            new = [StoredArray(np.empty(shape, form.dtype)) for shape, form in zip(shapes, forms, strict=True)]
             views = [array.values.transpose(0, 3, 2, 1) for array in new]
         else:
             new = [room_for(source.stored, form) for source, form in zip(sources, forms, strict=True)]
             views, _ = self._arrange(new)
         unfit: set[int] = set()
-        reaching: set[int] = set()  # beyond one step of a scale that no header tells
+        reaching: set[int] = set()  # beyond numbers that mean something else where no header tells the scale
+        most = MOST_CLASSES if self.classes == 1 else 1
+        steps = forms[0].steps if exclusive and all(form == forms[0] for form in forms) else 0
         for box in [_WHOLE] if most_voxels is None else _boxes_along(sources[0].view, most_voxels):
             values = self._meant(sources, box)
             changed = change(values)
             if changed.shape != values.shape:
                 raise ShapeError(f"{self.name}: values must have the shape {values.shape}; got {changed.shape}.")
-            for i, (form, part) in enumerate(zip(forms, np.split(changed, len(forms)), strict=True)):
+            parts = np.split(changed, len(forms))
+            for i, (form, part) in enumerate(zip(forms, parts, strict=True)):
                 if not form.expresses(part):
                     unfit.add(i)
-                if part.max() * form.full_scale >= 1.5:
+                if part.max() * form.full_scale >= most + 0.5:
                     reaching.add(i)
-                fill(views[i][:, *box], part, form)
+                if not steps:
+                    fill(views[i][:, *box], part, form)
+            if steps and not unfit:
+                for view, numbers in zip(views, np.split(in_steps(changed, steps), len(forms)), strict=True):
+                    view[:, *box] = numbers
         unscaled = {i for i, form in enumerate(forms) if form.full_scale != 1} - unfit
         if not unscaled & reaching:
             unfit |= unscaled  # zeros and ones would mean 0 and 1

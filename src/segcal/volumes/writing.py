@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import zipfile
 import zlib
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from segcal.errors import FileError
 from segcal.volumes.arrays import StoredArray, gzip_into, read_nifti_start
 from segcal.volumes.cases import Source
+from segcal.volumes.steps import STEPS, StoredAs
 
 _PIECE_BYTES = 1 << 20
 
@@ -51,8 +53,22 @@ class Form:
         low, high = self.limits
         return low - 0.5 <= first and last <= high + 0.5  # false for NaN
 
+    @property
+    def steps(self) -> int:
+        """The largest number, where that stands for 1 and none for 0; 0 for all other scales."""
+        shares = self.dtype.kind == "u" and self.inter == 0
+        return int(self.limits[1]) if shares and math.isclose(self.slope * self.limits[1], 1, rel_tol=1e-6) else 0
+
 
 FLOAT32 = Form(np.dtype(np.float32))
+
+
+def form_of(dtype: StoredAs, *, told: bool) -> Form:
+    """The form of probabilities in files of this type; `told`: their header has the scale."""
+    steps = STEPS.get(dtype)
+    if steps is None:
+        return FLOAT32
+    return Form(np.min_scalar_type(steps), 1 / steps, full_scale=1 if told else steps)
 
 
 def own_form(source: Source) -> Form:
@@ -106,15 +122,17 @@ def _write_nifti(file: BinaryIO, source: Path, values: NDArray[Any], form: Form 
         _write_numbers(stream, values.T)
 
 
-def write_maps(file: BinaryIO, reference: Path, values: NDArray[Any], *, compressed: bool = True) -> None:
+def write_maps(
+    file: BinaryIO, reference: Path, values: NDArray[Any], *, slope: float = 1, compressed: bool = True
+) -> None:
     """Values (class, z, y, x), or (z, y, x), as an image (x, y, z, class), or (x, y, z), in the place of the reference.
 
-    The image has their type.
+    The image has their type; what they mean is `slope` times as much.
     """
     header, _, _ = read_nifti_start(reference)
     header.set_data_shape(values.T.shape)
     header.set_data_dtype(values.dtype)
-    header["pixdim"][4], header["scl_slope"], header["scl_inter"] = 1, 1, 0
+    header["pixdim"][4], header["scl_slope"], header["scl_inter"] = 1, slope, 0
     header["vox_offset"] = len(header.binaryblock) + 4
     for name in ("cal_min", "cal_max", "intent_code"):  # of other values
         header[name] = 0
