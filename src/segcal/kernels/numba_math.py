@@ -18,12 +18,16 @@ from numba.np.arrayobj import make_array
 LANES = np.uint64(16)  # products that are carried side by side
 
 # Reordering lets sums run in vector lanes. NaN and infinity keep their meaning.
-jit = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-leaf = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}, _nrt=False)
+FAST = {"reassoc", "contract", "nsz"}
+OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+# Called by compiled code alone: without what Python would need, and without counting references to arrays.
+INNER = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+jit = njit(fastmath=FAST, **OPTIONS)
+inner = njit(fastmath=FAST, **INNER)
+# A product and a sum may be rounded as one; nothing is reordered.
+fused = njit(fastmath={"contract"}, **INNER)
 # Every operation as written. Said aloud: left out, the setting would be taken from whichever function calls first.
-exact = njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
-# The same, but that a product and a sum may be rounded as one.
-fused = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+exact = njit(fastmath=False, **INNER)
 
 
 @intrinsic
@@ -41,16 +45,30 @@ def from_bits(_: Any, x: Any) -> Any:
 
 
 @intrinsic
-def prefetch(_: Any, array: Any, place: Any) -> Any:
-    """Ask for the cache line of an element of a flat array that will be needed soon; any place will do."""
+def read(_: Any, data: Any, place: Any, like: Any) -> Any:
+    """A number at a place of an array of bytes, whose numbers are of the type that `like` has.
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = make_array(array)(context, builder, args[0]).data
-        address = builder.bitcast(builder.gep(data, [args[1]]), ir.PointerType(ir.IntType(8)))
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-        name = "llvm.prefetch.p0i8"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
+    Compiled in no time, unlike a view of the array, which drags the making of error messages along.
+    """
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        first = make_array(data)(context, builder, args[0]).data
+        numbers = builder.bitcast(first, context.get_value_type(like).as_pointer())
+        return builder.load(builder.gep(numbers, [args[1]]), align=like.bitwidth // 8)
+
+    return like(data, place, like), generate
+
+
+@intrinsic
+def prefetch(_: Any, array: Any, place: Any) -> Any:
+    """Ask for the cache line of an element that will be needed soon; a place beyond the array does no harm."""
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        first = make_array(array)(context, builder, args[0]).data
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        address = builder.bitcast(builder.gep(first, [args[1]]), byte)
         builder.call(function, [address, word(0), word(2), word(1)])  # to read, into the second cache, data
         return context.get_dummy_value()
 
@@ -112,7 +130,7 @@ def multiply(q, n, products):
         products[v] += q[whole + v] + products[v] * q[whole + v]
 
 
-@leaf
+@inner
 def log_of(products):
     """Sum of their logarithms; they are 1 again."""
     total = 0.0

@@ -28,11 +28,12 @@ from segcal.kernels.numba_math import (
     exp_double,
     exp_single,
     from_bits,
+    inner,
     jit,
-    leaf,
     log_of,
     multiply,
     prefetch,
+    read,
 )
 from segcal.kernels.spec import (
     CROSS_ENTROPY,
@@ -53,6 +54,7 @@ ZERO, ONE = np.uint64(0), np.uint64(1)
 NONE, SOFTMAX, SIGMOID = range(3)
 NOTHING, MIXED = np.int32(-1), np.int32(-2)
 LABEL_KINDS = ("uint8", "int16", "int64", "float32", "float64")
+SIZES = np.array([np.dtype(kind).itemsize for kind in LABEL_KINDS], np.uint64)
 
 
 @jit
@@ -67,7 +69,7 @@ def forward(
     label_sums = np.zeros((inputs.shape[0], COPIES, cells, degree + 1))
     x = packed if masked else inputs
     for first in range(np.uint64(start), np.uint64(stop), BLOCK):
-        n = _load(inputs, labels, mask, first, min(BLOCK, np.uint64(stop) - first), packed, position)
+        n = _load(inputs, labels, kind, mask, first, min(BLOCK, np.uint64(stop) - first), packed, position)
         at = ZERO if masked else first
         found[1] += _activate(x, at, n, activation, p, low, high, top, total, inverse)
         if exclusive:
@@ -108,8 +110,11 @@ def forward(
                 a = b
     for c in range(classes):
         for copy in range(COPIES):
-            moments[c] += sums[c, copy]
-            label_moments[c] += label_sums[c, copy]
+            for k in range(cells):
+                for d in range(degree + 2):
+                    moments[c, k, d] += sums[c, copy, k, d]
+                for d in range(degree + 1):
+                    label_moments[c, k, d] += label_sums[c, copy, k, d]
 
 
 @jit
@@ -125,7 +130,7 @@ def backward(
     common = np.empty(BLOCK, inputs.dtype)  # of the softmax: sum of p g over classes, less the cross-entropy's weight
     x, out = (packed, g) if masked else (inputs, gradient)
     for first in range(np.uint64(start), np.uint64(stop), BLOCK):
-        n = _load(inputs, labels, mask, first, min(BLOCK, np.uint64(stop) - first), packed, position)
+        n = _load(inputs, labels, kind, mask, first, min(BLOCK, np.uint64(stop) - first), packed, position)
         at = ZERO if masked else first
         _activate(x, at, n, activation, p, low, high, top, total, inverse)
         if exclusive:
@@ -155,7 +160,8 @@ def backward(
                 _load_labels(labels, c, kind, masked, position, first, n, y)
                 _subtract_entropy(out, p, c, at, ZERO, n, y, activation, of_class[c, CROSS_ENTROPY])
         if indexed:
-            y[:] = 1
+            for v in range(n):
+                y[v] = 1
             a = ZERO
             while a < n:
                 b = _run_end(true, owner, a, n)
@@ -194,13 +200,11 @@ def _scratch(inputs, masked):
     )
 
 
-@leaf
-def _load(inputs, labels, mask, first, length, packed, position):
+@inner
+def _load(inputs, labels, kind, mask, first, length, packed, position):
     """The number of the block's valid voxels; where there is a mask, find them and copy their inputs."""
-    if inputs.shape[1] > 0:
-        size = np.uint64(labels.shape[1] // inputs.shape[1])  # of a label, in bytes
-        for byte in range(ZERO, length * size, LINE):
-            prefetch(labels, (first + BLOCK) * size + byte)
+    for byte in range(ZERO, length * SIZES[kind], LINE):
+        prefetch(labels, (first + BLOCK) * SIZES[kind] + byte)
     if mask.shape[0] == 0:
         return length
     n = ZERO
@@ -214,57 +218,52 @@ def _load(inputs, labels, mask, first, length, packed, position):
     return n
 
 
-@leaf
+@inner
 def _tiles(n):
     return (n + TILE - ONE) // TILE
 
 
-@leaf
+@inner
 def _tile(tile, n):
     """Where a tile begins, and its number of voxels."""
     return tile * TILE, min(TILE, n - tile * TILE)
 
 
-@leaf
+@inner
 def _load_labels(labels, c, kind, masked, position, first, n, y):
     """Read the block's labels, which come as bytes of the type `kind`: the passes are compiled once for all types."""
-    row = labels[c]
     if kind == 0:
-        _copy(row, masked, position, first, n, y)
+        _copy(labels, np.uint8(0), c, kind, masked, position, first, n, y)
     elif kind == 1:
-        _copy(row.view(np.int16), masked, position, first, n, y)
+        _copy(labels, np.int16(0), c, kind, masked, position, first, n, y)
     elif kind == 2:
-        _copy(row.view(np.int64), masked, position, first, n, y)
+        _copy(labels, np.int64(0), c, kind, masked, position, first, n, y)
     elif kind == 3:
-        _copy(row.view(np.float32), masked, position, first, n, y)
+        _copy(labels, np.float32(0), c, kind, masked, position, first, n, y)
     else:
-        _copy(row.view(np.float64), masked, position, first, n, y)
+        _copy(labels, np.float64(0), c, kind, masked, position, first, n, y)
 
 
-@leaf
-def _copy(labels, masked, position, first, n, y):
-    if masked:
-        for v in range(n):
-            y[v] = labels[position[v]]
-    else:
-        for v in range(n):
-            y[v] = labels[first + v]
+@inner
+def _copy(labels, like, c, kind, masked, position, first, n, y):
+    row = c * np.uint64(labels.shape[1]) // SIZES[kind]
+    for v in range(n):
+        y[v] = read(labels, row + (position[v] if masked else first + v), like)
 
 
-@leaf
+@inner
 def _load_classes(labels, kind, masked, position, first, n, classes, true):
     """Read the block's class indices; the first place with a label that is none, which becomes NOTHING, or -1."""
-    row = labels[0]
     if kind == 0:
-        wrong = _classes_of(row, masked, position, first, n, classes, true)
+        wrong = _classes_of(labels, np.uint8(0), masked, position, first, n, classes, true)
     elif kind == 1:
-        wrong = _classes_of(row.view(np.int16), masked, position, first, n, classes, true)
+        wrong = _classes_of(labels, np.int16(0), masked, position, first, n, classes, true)
     elif kind == 2:
-        wrong = _classes_of(row.view(np.int64), masked, position, first, n, classes, true)
+        wrong = _classes_of(labels, np.int64(0), masked, position, first, n, classes, true)
     elif kind == 3:
-        wrong = _classes_of(row.view(np.float32), masked, position, first, n, classes, true)
+        wrong = _classes_of(labels, np.float32(0), masked, position, first, n, classes, true)
     else:
-        wrong = _classes_of(row.view(np.float64), masked, position, first, n, classes, true)
+        wrong = _classes_of(labels, np.float64(0), masked, position, first, n, classes, true)
     if wrong == 0:
         return -1
     for v in range(n):
@@ -273,11 +272,11 @@ def _load_classes(labels, kind, masked, position, first, n, classes, true):
     return -1
 
 
-@leaf
-def _classes_of(labels, masked, position, first, n, classes, true):
+@inner
+def _classes_of(labels, like, masked, position, first, n, classes, true):
     wrong, most = 0, np.int64(classes)
     for v in range(n):
-        label = labels[position[v]] if masked else labels[first + v]
+        label = read(labels, position[v] if masked else first + v, like)
         c = np.int32(label)
         right = (label >= 0) & (label < most) & (label == c)
         true[v] = c if right else NOTHING
@@ -285,24 +284,23 @@ def _classes_of(labels, masked, position, first, n, classes, true):
     return wrong
 
 
-@leaf
+@inner
 def _load_one_hot(labels, kind, masked, position, first, n, true, number):
     """Whether the block's labels are zeros and, in each voxel, at most one 1; then read their class indices."""
     for v in range(n):
         true[v] = NOTHING
         number[v] = 0
-    for c in range(labels.shape[0]):
-        row = labels[c]
+    for c in range(np.uint64(labels.shape[0])):
         if kind == 0:
-            other = _mark(row, masked, position, first, n, c, true, number)
+            other = _mark(labels, np.uint8(0), c, kind, masked, position, first, n, true, number)
         elif kind == 1:
-            other = _mark(row.view(np.int16), masked, position, first, n, c, true, number)
+            other = _mark(labels, np.int16(0), c, kind, masked, position, first, n, true, number)
         elif kind == 2:
-            other = _mark(row.view(np.int64), masked, position, first, n, c, true, number)
+            other = _mark(labels, np.int64(0), c, kind, masked, position, first, n, true, number)
         elif kind == 3:
-            other = _mark(row.view(np.float32), masked, position, first, n, c, true, number)
+            other = _mark(labels, np.float32(0), c, kind, masked, position, first, n, true, number)
         else:
-            other = _mark(row.view(np.float64), masked, position, first, n, c, true, number)
+            other = _mark(labels, np.float64(0), c, kind, masked, position, first, n, true, number)
         if other > 0:
             return False
     several = 0
@@ -311,23 +309,23 @@ def _load_one_hot(labels, kind, masked, position, first, n, true, number):
     return several == 0
 
 
-@leaf
-def _mark(labels, masked, position, first, n, c, true, number):
+@inner
+def _mark(labels, like, c, kind, masked, position, first, n, true, number):
     """Give the voxels with a 1 the class c; how many have neither 0 nor 1."""
-    other, c = 0, np.int32(c)
-    if not masked:
-        for byte in range(ZERO, n * np.uint64(labels.itemsize), LINE):
-            prefetch(labels, first + BLOCK + byte // np.uint64(labels.itemsize))
+    size, other, own = SIZES[kind], 0, np.int32(c)
+    row = c * np.uint64(labels.shape[1])
+    for byte in range(ZERO, n * size, LINE):
+        prefetch(labels, row + (first + BLOCK) * size + byte)
     for v in range(n):
-        label = labels[position[v]] if masked else labels[first + v]
+        label = read(labels, row // size + (position[v] if masked else first + v), like)
         hot = label == 1
         other += not (hot | (label == 0))
-        true[v] = c if hot else true[v]
+        true[v] = own if hot else true[v]
         number[v] += hot
     return other
 
 
-@leaf
+@inner
 def _find_owners(true, n, owner, indexed):
     """Of each tile the class that all its voxels are of, or MIXED; NOTHING where there are no class indices."""
     for tile in range(_tiles(n)):
@@ -338,7 +336,7 @@ def _find_owners(true, n, owner, indexed):
         owner[tile] = NOTHING if not indexed else true[a] if different == 0 else MIXED
 
 
-@leaf
+@inner
 def _run_end(true, owner, a, n):
     """Where the run of one class that starts at a voxel ends."""
     c = true[a]
@@ -352,7 +350,7 @@ def _run_end(true, owner, a, n):
     return min(a, n)
 
 
-@leaf
+@inner
 def _first_wrong(y, n):
     number = 0
     for v in range(n):
@@ -365,7 +363,7 @@ def _first_wrong(y, n):
     return -1
 
 
-@leaf
+@inner
 def _activate(x, at, n, activation, p, low, high, top, total, inverse):
     """Turn inputs into probabilities; how many inputs without activation cannot be probabilities.
 
@@ -389,7 +387,7 @@ def _activate(x, at, n, activation, p, low, high, top, total, inverse):
     return outside
 
 
-@leaf
+@inner
 def _softmax(x, at, n, p, top, total, inverse):
     """Exponentials of logits less the largest, their sum, and its inverse."""
     for v in range(n):
@@ -413,7 +411,7 @@ def _softmax(x, at, n, p, top, total, inverse):
         inverse[v] = p.dtype.type(1) / total[v]
 
 
-@leaf
+@inner
 def _clip(x, c, at, n, p):
     zero, one = p.dtype.type(0), p.dtype.type(1)
     outside, bottom, top = np.int32(0), p.dtype.type(-TOLERANCE), p.dtype.type(1 + TOLERANCE)
@@ -425,7 +423,7 @@ def _clip(x, c, at, n, p):
     return outside
 
 
-@leaf
+@inner
 def _sigmoid(x, c, at, n, p):
     """From exp(-|x|), which never overflows."""
     zero, one = p.dtype.type(0), p.dtype.type(1)
@@ -436,7 +434,7 @@ def _sigmoid(x, c, at, n, p):
         p[c, v] = small * inverse if value < zero else inverse
 
 
-@leaf
+@inner
 def _find_range(p, c, n, low, high):
     """The least and the largest of each tile of numbers that are not negative; NaN if one is.
 
@@ -472,7 +470,7 @@ def _locate_one(x, scale, shift, cells, right):
     return k, t - k
 
 
-@leaf
+@inner
 def _locate(p, c, a, m, where, cell, u):
     scale, shift, cells, right = where
     if p.itemsize == 8 or right:
@@ -490,7 +488,7 @@ def _locate(p, c, a, m, where, cell, u):
         u[v] = t - k
 
 
-@leaf
+@inner
 def _cell_of_all(low, high, where):
     """The cell that all numbers in this range lie in, or -1."""
     if not (low >= 0 and high <= 2):  # one is NaN
@@ -500,7 +498,7 @@ def _cell_of_all(low, high, where):
     return first if first == last else -1.0
 
 
-@leaf
+@inner
 def _add_row(p, c, n, low, high, owner, where, degree, cell, u, sums, label_sums):
     """Add 1, u, u**2, ... of each voxel to its cell's sums, and to those of its label in tiles of the class c."""
     scale, shift, _, _ = where
@@ -542,7 +540,7 @@ def _add_row(p, c, n, low, high, owner, where, degree, cell, u, sums, label_sums
                 label_sums[c, 0, k, d] += s
 
 
-@leaf
+@inner
 def _scatter(cell, u, m, powers, sums, c):
     """Add 1, u, u**2, ... to each voxel's cell; four copies of the sums take turns."""
     last = COPIES - ONE
@@ -566,7 +564,7 @@ def _scatter(cell, u, m, powers, sums, c):
                 power *= u[v]
 
 
-@leaf
+@inner
 def _add_mixed(p, true, owner, n, where, degree, cell, u, label_sums):
     """Add the powers of u of voxels in mixed tiles to the sums of their labels, run by run."""
     for tile in range(_tiles(n)):
@@ -584,7 +582,7 @@ def _add_mixed(p, true, owner, n, where, degree, cell, u, label_sums):
                 _scatter(cell, u, a - first, degree + 1, label_sums, c)
 
 
-@leaf
+@inner
 def _add_weighted(p, c, n, y, where, degree, cell, u, sums):
     """Add y, y u, y u**2, ...; few voxels belong to a class."""
     for tile in range(_tiles(n)):
@@ -602,7 +600,7 @@ def _add_weighted(p, c, n, y, where, degree, cell, u, sums):
                         power *= u[v]
 
 
-@leaf
+@inner
 def _fill_row(p, c, n, low, high, owner, true, where, twice, slopes, own_slopes, cell, u, g):
     """Write the gradient by p: twice p, and the polynomial of the voxel's cell at its position u.
 
@@ -638,7 +636,7 @@ def _fill_row(p, c, n, low, high, owner, true, where, twice, slopes, own_slopes,
                 a = b + ONE
 
 
-@leaf
+@inner
 def _holds(true, a, m, c):
     """Whether a tile has voxels of a class."""
     some = False
@@ -647,7 +645,7 @@ def _holds(true, a, m, c):
     return some
 
 
-@leaf
+@inner
 def _fill(p, c, a, m, where, twice, slopes, cell, u, g):
     """The same where each voxel looks for its cell."""
     degree = slopes.shape[2] - 1
@@ -667,7 +665,7 @@ def _fill(p, c, a, m, where, twice, slopes, cell, u, g):
             g[c, a + v] = twice * p[c, a + v] + value
 
 
-@leaf
+@inner
 def _take_entropy(true, owner, n, of_class, common):
     """The weight of the cross-entropy in each voxel, with the sign that it has in `common`."""
     a = ZERO
@@ -680,7 +678,7 @@ def _take_entropy(true, owner, n, of_class, common):
         a = b
 
 
-@leaf
+@inner
 def _through_activation(p, g, c, at, n, activation, common, entropy, out):
     """The gradient by the inputs, but for the labels' own part of the cross-entropy's."""
     if activation == SOFTMAX:
@@ -694,7 +692,7 @@ def _through_activation(p, g, c, at, n, activation, common, entropy, out):
             out[c, at + v] = g[c, v]
 
 
-@leaf
+@inner
 def _subtract_entropy(out, p, c, at, a, b, y, activation, weight):
     """That part: y by logits, y / p by probabilities that were not clipped."""
     if activation != NONE:
@@ -706,7 +704,7 @@ def _subtract_entropy(out, p, c, at, a, b, y, activation, weight):
         out[c, at + a + v] -= weight * p.dtype.type(y[a + v]) / q if q >= SMALLEST else weight * 0
 
 
-@leaf
+@inner
 def _sum_of_squares(p, c, n):
     total = 0.0
     for v in range(n):
@@ -714,7 +712,7 @@ def _sum_of_squares(p, c, n):
     return total
 
 
-@leaf
+@inner
 def _add_run(x, p, c, at, a, b, activation, top, total, class_sums):
     """Overlap, voxels and cross-entropy of a run of voxels of this class.
 
@@ -745,7 +743,7 @@ def _add_run(x, p, c, at, a, b, activation, top, total, class_sums):
     class_sums[c, LABEL_SQUARED] += b - a
 
 
-@leaf
+@inner
 def _add_class(x, p, c, at, n, y, activation, top, logs, class_sums, products):
     """The same for labels with a channel per class; `logs` are those of the softmax's totals, or room for numbers."""
     overlap = label = squared = entropy = 0.0
@@ -773,7 +771,7 @@ def _add_class(x, p, c, at, n, y, activation, top, logs, class_sums, products):
     class_sums[c, LABEL_SQUARED] += squared
 
 
-@leaf
+@inner
 def _binary_cross_entropy(x, c, at, n, true, room, products):
     """Sum over voxels, whose labels are whether `true` is the class c."""
     total = 0.0
@@ -784,7 +782,7 @@ def _binary_cross_entropy(x, c, at, n, true, room, products):
     return total + _soft_signs(x, c, at, n, room, products)
 
 
-@leaf
+@inner
 def _soft_signs(x, c, at, n, room, products):
     """Sum of log(1 + exp(-|x|)), by few logarithms."""
     if x.itemsize == 4:
