@@ -158,7 +158,7 @@ def locate(probabilities: Tensor, cells: Cells, *, closed: str = "left") -> tupl
             edge = cell if closed == "left" else cell + 1
             rest = (high * cells.scale + cells.shift - edge) + (wide - high) * cells.scale
             cell += (rest > 0).to(cell.dtype) if closed == "right" else -(rest < 0).to(cell.dtype)
-        cell = torch.where(cell > 0, cell, 0).clamp_(max=cells.number - 1)
+        cell = cell.clamp_(0, cells.number - 1).nan_to_num_(0)
     return cell.long(), t - cell
 
 

@@ -777,8 +777,8 @@ def _binary_cross_entropy(x, c, at, n, true, room, products):
     total = 0.0
     for v in range(n):
         t = np.float64(x[c, at + v])
-        worse = -t if true[v] == np.int32(c) else t
-        total += worse if worse > 0.0 else 0.0
+        label = 1.0 if true[v] == np.int32(c) else 0.0
+        total += (t if t > 0.0 else 0.0) - t * label
     return total + _soft_signs(x, c, at, n, room, products)
 
 
