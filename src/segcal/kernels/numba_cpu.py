@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.kernels import numba_passes
-from segcal.kernels.spec import CLASS_SUMS, Gradients, Spec, Sums
+from segcal.kernels.spec import CLASS_SUMS, INTERSECTION, Gradients, Spec, Sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,17 +65,31 @@ def backward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec, gr
     import torch
 
     x, y, valid = _arrays(inputs, labels, mask)
-    slopes, label_slopes, of_class = (g.to(inputs.dtype).contiguous().numpy() for g in gradients)
+    slopes, of_class = _slopes(spec, gradients), gradients.class_sums
+    narrow = [part.to(inputs.dtype).contiguous().numpy() for part in (*slopes, of_class)]
     gradient = torch.zeros_like(inputs) if mask is not None else torch.empty_like(inputs)
     raw, kind = _bytes(y)
     out, segments = gradient.numpy(), segments_of(x.shape[2])
+    activation, scale, shift, cells, _, right = _arguments(spec if spec.cells else spec._replace(scale=0.0, cells=1))
 
     def segment(b: int, s: int) -> None:
         where = (x[b], raw[b], kind, valid[b % len(valid)], *segments[s])
-        numba_passes.backward(*where, *_arguments(spec), slopes[b], label_slopes[b], of_class[b], out[b])
+        numba_passes.backward(*where, activation, scale, shift, cells, right, *(part[b] for part in narrow), out[b])
 
     run_segments(segment, len(x), len(segments), torch.get_num_threads())
     return gradient
+
+
+def _slopes(spec: Spec, gradients: Gradients) -> tuple[Tensor, Tensor, Tensor]:
+    """By a probability, as polynomials on at least one cell: of any voxel, what a label of 1 adds, and both together."""
+    from torch.nn.functional import pad
+
+    cells = max(spec.cells, 1)
+    any_voxel = pad(gradients.slopes, (0, 0, 0, cells - gradients.slopes.shape[2]))
+    label = gradients.label_slopes
+    label = pad(label, (0, max(spec.degree, 1) - label.shape[3], 0, cells - label.shape[2]))
+    label = label + pad(gradients.class_sums[..., None, INTERSECTION, None], (0, label.shape[3] - 1))
+    return any_voxel, label, any_voxel + pad(label, (0, any_voxel.shape[3] - label.shape[3]))
 
 
 def _arrays(inputs: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Array, Array, Array]:

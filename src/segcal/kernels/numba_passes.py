@@ -2,13 +2,17 @@
 
 Each takes a block of voxels that fits in the cache, applies the activation there and adds up every sum
 wanted; probabilities are never stored for the whole image, and the backward pass computes them again.
-Four copies of the cell sums take turns, because background voxels all fall in one cell and an addition
-has to wait for the one before it.
+A block is looked at in tiles. Most tiles lie in one cell, as most background does: their sums run in vector lanes.
+Elsewhere each voxel looks for its own cell, and four copies of the sums take turns, because an addition has to wait for
+the one before it. Labels with a channel per class become class indices in every block where they are one-hot; labels
+that are soft, or of classes that overlap, take the general way. The block after this one is asked for early.
 
-In the code, x are the inputs of a block, p their probabilities, y labels, n the block's voxels, k a cell and
-u the position in it. Loops start at 0 on slices: then numba knows that indices are not negative, and LLVM
-turns the loops into vector instructions. All is in one file because numba's cache on disk looks only at the
-file that a compiled function stands in: a change elsewhere would not be noticed.
+In the code, x are the inputs of a block, p their probabilities, y labels, true class indices (NOTHING: of no class),
+n the block's voxels, a and m a tile's first voxel and their number, k a cell and u the position in it. What indexes is
+unsigned: then numba need not ask whether it counts from the end, and LLVM turns the loops into vector instructions.
+Arrays are handed on whole, with places in them: numba counts the references to every slice. Nearly all is in one file
+because numba's cache on disk looks only at the file that a compiled function stands in: a change elsewhere would not be
+noticed.
 """
 
 from __future__ import annotations
@@ -16,8 +20,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from segcal.kernels.numba_math import (
+    LANES,
+    bits,
+    exact,
+    exp_double,
+    exp_single,
+    from_bits,
+    inner,
+    jit,
+    log_of,
+    multiply,
+    prefetch,
+    read,
+)
 from segcal.kernels.spec import (
     CROSS_ENTROPY,
     INTERSECTION,
@@ -29,16 +46,15 @@ from segcal.kernels.spec import (
     VOXELS,
 )
 
-BLOCK = 1024  # voxels; a block of 16 classes takes 64 KiB
-COPIES = 4  # a power of two
-TILE = 64  # voxels that are looked at together
+BLOCK = np.uint64(1024)  # voxels; a block of 16 classes takes 64 KiB
+TILE = np.uint64(64)  # voxels that are looked at together
+LINE = np.uint64(64)  # bytes that memory gives at once
+COPIES = np.uint64(4)  # a power of two
+ZERO, ONE = np.uint64(0), np.uint64(1)
 NONE, SOFTMAX, SIGMOID = range(3)
+NOTHING, MIXED = np.int32(-1), np.int32(-2)
 LABEL_KINDS = ("uint8", "int16", "int64", "float32", "float64")
-
-# Reordering lets sums run in vector lanes. NaN and infinity keep their meaning.
-jit = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-# Every operation as written. Said aloud: left out, the setting would be taken from whichever function calls first.
-exact = njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
+SIZES = np.array([np.dtype(kind).itemsize for kind in LABEL_KINDS], np.uint64)
 
 
 @jit
@@ -46,227 +62,295 @@ def forward(
     inputs, labels, kind, mask, start, stop, activation, scale, shift, cells, degree, right, classes_wanted,
     moments, label_moments, class_sums, found,
 ):  # fmt: skip
-    classes, exclusive = inputs.shape[0], labels.shape[0] != inputs.shape[0]
-    x, p, top, total, bits, position, cell, u, y, true, run = _scratch(inputs)
-    sums = np.zeros((classes, COPIES, cells, degree + 2))
-    label_sums = np.zeros((classes, COPIES, cells, degree + 1))
-    for first in range(start, stop, BLOCK):
-        n = _load(inputs, mask, first, min(first + BLOCK, stop), x, position)
-        found[1] += _activate(x, p, n, activation, top, total, bits)
+    classes, exclusive, masked = np.uint64(inputs.shape[0]), labels.shape[0] != inputs.shape[0], mask.shape[0] > 0
+    packed, p, low, high, top, total, inverse, position, true, owner, cell, u, y = _scratch(inputs, masked)
+    room, products, where = np.empty(BLOCK), np.zeros(LANES), (scale, shift, cells, right)
+    sums = np.zeros((inputs.shape[0], COPIES, cells, degree + 2))
+    label_sums = np.zeros((inputs.shape[0], COPIES, cells, degree + 1))
+    x = packed if masked else inputs
+    for first in range(np.uint64(start), np.uint64(stop), BLOCK):
+        n = _load(inputs, labels, kind, mask, first, min(BLOCK, np.uint64(stop) - first), packed, position)
+        at = ZERO if masked else first
+        found[1] += _activate(x, at, n, activation, p, low, high, top, total, inverse)
+        if exclusive:
+            wrong = _load_classes(labels, kind, masked, position, first, n, classes, true)
+            if wrong >= 0 and found[0] < 0:
+                found[0] = np.int64(position[wrong] if masked else first + np.uint64(wrong))
+        indexed = exclusive or _load_one_hot(labels, kind, masked, position, first, n, true, owner)
+        _find_owners(true, n, owner, indexed)
+        if classes_wanted and activation == SOFTMAX and not indexed:
+            for v in range(n):
+                room[v] = math.log(total[v])
         for c in range(classes):
             if classes_wanted:
-                class_sums[c, PROBABILITY_SQUARED] += _sum_of_squares(p[c], n)
+                class_sums[c, PROBABILITY_SQUARED] += _sum_of_squares(p, c, n)
                 class_sums[c, VOXELS] += n
+                if indexed and activation == SIGMOID:
+                    class_sums[c, CROSS_ENTROPY] += _binary_cross_entropy(x, c, at, n, true, room, products)
             if cells > 0:
-                _locate(p[c], n, scale, shift, cells, right, cell, u)
-                _add_powers(cell, u, n, degree + 2, sums[c])
-            if not exclusive:
-                _load_labels(labels[c], kind, position, n, y)
+                _add_row(p, c, n, low, high, owner, where, degree, cell, u, sums, label_sums)
+            if not indexed:
+                _load_labels(labels, c, kind, masked, position, first, n, y)
                 wrong = _first_wrong(y, n)
                 if wrong >= 0 and found[0] < 0:
-                    found[0] = c * inputs.shape[1] + np.int64(position[wrong])
+                    place = position[wrong] if masked else first + np.uint64(wrong)
+                    found[0] = np.int64(c * np.uint64(inputs.shape[1]) + place)
                 if cells > 0:
-                    _add_weighted_powers(cell, u, y, n, degree + 1, label_sums[c, 0])
+                    _add_weighted(p, c, n, y, where, degree, cell, u, label_sums)
                 if classes_wanted:
-                    _add_class(x[c], p[c], y, n, activation, top, total, class_sums[c])
-        if exclusive:
-            _load_labels(labels[0], kind, position, n, y)
-            for r in range(_find_runs(y, n, true, run)):
-                a, b, c = run[r], run[r + 1], true[r]
-                if c < 0 or c >= classes or c != y[a]:
-                    if found[0] < 0:
-                        found[0] = np.int64(position[a])
-                    continue
-                if cells > 0:
-                    _locate(p[c, a:b], b - a, scale, shift, cells, right, cell, u)
-                    _add_powers(cell, u, b - a, degree + 1, label_sums[c])
-                if classes_wanted:
-                    _add_run(x[c, a:b], p[c, a:b], b - a, activation, top[a:b], total[a:b], class_sums[c])
-            if classes_wanted and activation == SIGMOID:
-                for c in range(classes):
-                    class_sums[c, CROSS_ENTROPY] += _binary_cross_entropy(x[c], y, c, n)
+                    _add_class(x, p, c, at, n, y, activation, top, room, class_sums, products)
+        if indexed and cells > 0:
+            _add_mixed(p, true, owner, n, where, degree, cell, u, label_sums)
+        if indexed and classes_wanted:
+            a = ZERO
+            while a < n:
+                b = _run_end(true, owner, a, n)
+                if true[a] != NOTHING:
+                    _add_run(x, p, np.uint64(true[a]), at, a, b, activation, top, total, class_sums)
+                a = b
     for c in range(classes):
         for copy in range(COPIES):
-            moments[c] += sums[c, copy]
-            label_moments[c] += label_sums[c, copy]
+            for k in range(cells):
+                for d in range(degree + 2):
+                    moments[c, k, d] += sums[c, copy, k, d]
+                for d in range(degree + 1):
+                    label_moments[c, k, d] += label_sums[c, copy, k, d]
 
 
 @jit
 def backward(
-    inputs, labels, kind, mask, start, stop, activation, scale, shift, cells, degree, right,
-    slopes, label_slopes, of_class, gradient,
+    inputs, labels, kind, mask, start, stop, activation, scale, shift, cells, right,
+    slopes, extra_slopes, own_slopes, of_class, gradient,
 ):  # fmt: skip
-    classes, exclusive = inputs.shape[0], labels.shape[0] != inputs.shape[0]
-    x, p, top, total, bits, position, cell, u, y, true, run = _scratch(inputs)
-    g, extra = np.empty_like(p), np.zeros(BLOCK, inputs.dtype)
+    """Slopes are those of any voxel, what a label of 1 adds, and both together."""
+    classes, exclusive, masked = np.uint64(inputs.shape[0]), labels.shape[0] != inputs.shape[0], mask.shape[0] > 0
+    packed, p, low, high, top, total, inverse, position, true, owner, cell, u, y = _scratch(inputs, masked)
+    g, where = np.empty_like(p), (scale, shift, cells, right)
+    extra = np.empty_like(p) if not exclusive else p
     common = np.empty(BLOCK, inputs.dtype)  # of the softmax: sum of p g over classes, less the cross-entropy's weight
-    for first in range(start, stop, BLOCK):
-        n = _load(inputs, mask, first, min(first + BLOCK, stop), x, position)
-        _activate(x, p, n, activation, top, total, bits)
-        runs = 0
+    x, out = (packed, g) if masked else (inputs, gradient)
+    for first in range(np.uint64(start), np.uint64(stop), BLOCK):
+        n = _load(inputs, labels, kind, mask, first, min(BLOCK, np.uint64(stop) - first), packed, position)
+        at = ZERO if masked else first
+        _activate(x, at, n, activation, p, low, high, top, total, inverse)
         if exclusive:
-            _load_labels(labels[0], kind, position, n, y)
-            runs = _find_runs(y, n, true, run)
-        common[:n] = 0
+            _load_classes(labels, kind, masked, position, first, n, classes, true)
+        indexed = exclusive or _load_one_hot(labels, kind, masked, position, first, n, true, owner)
+        _find_owners(true, n, owner, indexed)
+        for v in range(n):
+            common[v] = 0
+        if indexed:
+            _take_entropy(true, owner, n, of_class, common)
         for c in range(classes):
-            pc, gc = p[c], g[c]
-            twice, overlap, entropy = _of_class(of_class[c])
-            for v in range(n):
-                gc[v] = twice * pc[v]
-            if cells > 0:
-                _locate(pc, n, scale, shift, cells, right, cell, u)
-                _add_slopes(cell, u, n, slopes[c], gc)
-            if not exclusive:
-                _load_labels(labels[c], kind, position, n, y)
-                if cells > 0 and degree > 0:
-                    extra[:n] = 0
-                    _add_slopes(cell, u, n, label_slopes[c], extra)
+            twice, entropy = 2 * of_class[c, PROBABILITY_SQUARED], of_class[c, CROSS_ENTROPY]
+            _fill_row(p, c, n, low, high, owner, true, where, twice, slopes, own_slopes, cell, u, g)
+            if not indexed:
+                _load_labels(labels, c, kind, masked, position, first, n, y)
+                none = twice * 0
+                _fill_row(p, c, n, low, high, owner, true, where, none, extra_slopes, extra_slopes, cell, u, extra)
                 for v in range(n):
-                    gc[v] += pc.dtype.type(y[v]) * (extra[v] + overlap)
-                    common[v] -= pc.dtype.type(y[v]) * entropy
-        for r in range(runs):
-            a, b, c = run[r], run[r + 1], true[r]
-            _, overlap, entropy = _of_class(of_class[c])
-            gc, rest = g[c, a:b], common[a:b]
-            for v in range(b - a):
-                gc[v] += overlap
-                rest[v] -= entropy
-            if cells > 0 and degree > 0:
-                _locate(p[c, a:b], b - a, scale, shift, cells, right, cell, u)
-                _add_slopes(cell, u, b - a, label_slopes[c], gc)
-        if activation == SOFTMAX:
-            for c in range(classes):
-                pc, gc = p[c], g[c]
-                for v in range(n):
-                    common[v] += pc[v] * gc[v]
-        for c in range(classes):
-            pc, gc = p[c], g[c]
-            _, _, entropy = _of_class(of_class[c])
+                    g[c, v] += p.dtype.type(y[v]) * extra[c, v]
+                    common[v] -= p.dtype.type(y[v]) * entropy
             if activation == SOFTMAX:
                 for v in range(n):
-                    gc[v] = pc[v] * (gc[v] - common[v])
-            elif activation == SIGMOID:
-                for v in range(n):
-                    gc[v] = pc[v] * (gc[v] * (1 - pc[v]) + entropy)
-            if not exclusive:
-                _load_labels(labels[c], kind, position, n, y)
-                _subtract_entropy(gc, pc, entropy, y, n, activation)
-        y[:n] = 1
-        for r in range(runs):
-            a, b, c = run[r], run[r + 1], true[r]
-            _subtract_entropy(g[c, a:b], p[c, a:b], of_class[c, CROSS_ENTROPY], y, b - a, activation)
+                    common[v] += p[c, v] * g[c, v]
         for c in range(classes):
-            _store(g[c], x[c], n, activation, position, gradient[c])
+            _through_activation(p, g, c, at, n, activation, common, of_class[c, CROSS_ENTROPY], out)
+            if not indexed:
+                _load_labels(labels, c, kind, masked, position, first, n, y)
+                _subtract_entropy(out, p, c, at, ZERO, n, y, activation, of_class[c, CROSS_ENTROPY])
+        if indexed:
+            for v in range(n):
+                y[v] = 1
+            a = ZERO
+            while a < n:
+                b = _run_end(true, owner, a, n)
+                if true[a] != NOTHING:
+                    c = np.uint64(true[a])
+                    _subtract_entropy(out, p, c, at, a, b, y, activation, of_class[c, CROSS_ENTROPY])
+                a = b
+        for c in range(classes):
+            if activation == NONE:  # probabilities that were clipped have no gradient
+                for v in range(n):
+                    out[c, at + v] = 0 if x[c, at + v] < 0 or x[c, at + v] > 1 else out[c, at + v]
+            if masked:
+                for v in range(n):
+                    gradient[c, position[v]] = g[c, v]
 
 
 @jit
-def _scratch(inputs):
-    """Room for a block: x, p, largest logit, total, exponent bits, positions, cells, u, y, and runs of one label.
-
-    Positions and cells are unsigned, so that numba need not ask whether they count from the end.
-    """
+def _scratch(inputs, masked):
+    """Room for a block: masked x, p, its least and largest of each tile, largest logit, total, its inverse, positions,
+    classes, those of whole tiles, cells, u, y."""
+    classes, tiles = inputs.shape[0], BLOCK // TILE
     return (
-        np.empty((inputs.shape[0], BLOCK), inputs.dtype),
-        np.empty((inputs.shape[0], BLOCK), inputs.dtype),
+        np.empty((classes if masked else 0, BLOCK), inputs.dtype),
+        np.empty((classes, BLOCK), inputs.dtype),
+        np.empty((classes, tiles), inputs.dtype),
+        np.empty((classes, tiles), inputs.dtype),
         np.empty(BLOCK, inputs.dtype),
         np.empty(BLOCK, inputs.dtype),
+        np.empty(BLOCK, inputs.dtype),
+        np.empty(BLOCK if masked else ZERO, np.uint64),
         np.empty(BLOCK, np.int32),
-        np.empty(BLOCK, np.uint64),
-        np.empty(BLOCK, np.uint32),
+        np.empty(BLOCK, np.int32),
+        np.empty(TILE, np.uint32),
+        np.empty(TILE),
         np.empty(BLOCK),
-        np.empty(BLOCK),
-        np.empty(BLOCK, np.int64),
-        np.empty(BLOCK + 1, np.int64),
     )
 
 
-@jit
-def _load(inputs, mask, first, last, x, position):
-    """Copy the block's valid voxels to the front of x; their number."""
-    n = 0
+@inner
+def _load(inputs, labels, kind, mask, first, length, packed, position):
+    """The number of the block's valid voxels; where there is a mask, find them and copy their inputs."""
+    for byte in range(ZERO, length * SIZES[kind], LINE):
+        prefetch(labels, (first + BLOCK) * SIZES[kind] + byte)
     if mask.shape[0] == 0:
-        n = last - first
+        return length
+    n = ZERO
+    for v in range(length):
+        if mask[first + v]:
+            position[n] = first + v
+            n += ONE
+    for c in range(np.uint64(inputs.shape[0])):
         for v in range(n):
-            position[v] = first + v
-        for c in range(inputs.shape[0]):
-            source, target = inputs[c, first:last], x[c]
-            for v in range(n):
-                target[v] = source[v]
-        return n
-    for v in range(first, last):
-        if mask[v]:
-            position[n] = v
-            n += 1
-    for c in range(inputs.shape[0]):
-        source, target = inputs[c], x[c]
-        for v in range(n):
-            target[v] = source[position[v]]
+            packed[c, v] = inputs[c, position[v]]
     return n
 
 
-@jit
-def _load_labels(row, kind, position, n, y):
+@inner
+def _tiles(n):
+    return (n + TILE - ONE) // TILE
+
+
+@inner
+def _tile(tile, n):
+    """Where a tile begins, and its number of voxels."""
+    return tile * TILE, min(TILE, n - tile * TILE)
+
+
+@inner
+def _load_labels(labels, c, kind, masked, position, first, n, y):
     """Read the block's labels, which come as bytes of the type `kind`: the passes are compiled once for all types."""
     if kind == 0:
-        _copy(row, position, n, y)
+        _copy(labels, np.uint8(0), c, kind, masked, position, first, n, y)
     elif kind == 1:
-        _copy(row.view(np.int16), position, n, y)
+        _copy(labels, np.int16(0), c, kind, masked, position, first, n, y)
     elif kind == 2:
-        _copy(row.view(np.int64), position, n, y)
+        _copy(labels, np.int64(0), c, kind, masked, position, first, n, y)
     elif kind == 3:
-        _copy(row.view(np.float32), position, n, y)
+        _copy(labels, np.float32(0), c, kind, masked, position, first, n, y)
     else:
-        _copy(row.view(np.float64), position, n, y)
+        _copy(labels, np.float64(0), c, kind, masked, position, first, n, y)
 
 
-@jit
-def _copy(labels, position, n, y):
-    if n > 0 and position[n - 1] - position[0] == np.uint64(n - 1):
-        source = labels[position[0] : position[n - 1] + np.uint64(1)]
-        for v in range(n):
-            y[v] = source[v]
-        return
+@inner
+def _copy(labels, like, c, kind, masked, position, first, n, y):
+    row = c * np.uint64(labels.shape[1]) // SIZES[kind]
     for v in range(n):
-        y[v] = labels[position[v]]
+        y[v] = read(labels, row + (position[v] if masked else first + v), like)
 
 
-@jit
-def _store(g, x, n, activation, position, gradient):
-    """Write the block's gradient; probabilities that were clipped have none."""
-    if activation == NONE:
-        for v in range(n):
-            g[v] = 0 if x[v] < 0 or x[v] > 1 else g[v]
-    if n > 0 and position[n - 1] - position[0] == np.uint64(n - 1):
-        target = gradient[position[0] : position[n - 1] + np.uint64(1)]
-        for v in range(n):
-            target[v] = g[v]
-        return
+@inner
+def _load_classes(labels, kind, masked, position, first, n, classes, true):
+    """Read the block's class indices; the first place with a label that is none, which becomes NOTHING, or -1."""
+    if kind == 0:
+        wrong = _classes_of(labels, np.uint8(0), masked, position, first, n, classes, true)
+    elif kind == 1:
+        wrong = _classes_of(labels, np.int16(0), masked, position, first, n, classes, true)
+    elif kind == 2:
+        wrong = _classes_of(labels, np.int64(0), masked, position, first, n, classes, true)
+    elif kind == 3:
+        wrong = _classes_of(labels, np.float32(0), masked, position, first, n, classes, true)
+    else:
+        wrong = _classes_of(labels, np.float64(0), masked, position, first, n, classes, true)
+    if wrong == 0:
+        return -1
     for v in range(n):
-        gradient[position[v]] = g[v]
+        if true[v] == NOTHING:
+            return np.int64(v)
+    return -1
 
 
-@jit
-def _find_runs(y, n, true, run):
-    """Runs of one label along the block: their labels, their starts (with n behind the last), their number."""
-    runs = 0
-    for a in range(0, n, TILE):
-        tile = y[a : min(a + TILE, n)]
-        changes, before = 0, y[a - 1] if a > 0 else np.nan
-        for v in range(len(tile)):
-            changes += tile[v] != before
-        if changes == 0:
-            continue
-        for v in range(len(tile)):
-            if tile[v] != before or (a == 0 and v == 0):
-                before = tile[v]
-                true[runs] = np.int64(before)
-                run[runs] = a + v
-                runs += 1
-    run[runs] = n
-    return runs
+@inner
+def _classes_of(labels, like, masked, position, first, n, classes, true):
+    wrong, most = 0, np.int64(classes)
+    for v in range(n):
+        label = read(labels, position[v] if masked else first + v, like)
+        c = np.int32(label)
+        right = (label >= 0) & (label < most) & (label == c)
+        true[v] = c if right else NOTHING
+        wrong += not right
+    return wrong
 
 
-@jit
+@inner
+def _load_one_hot(labels, kind, masked, position, first, n, true, number):
+    """Whether the block's labels are zeros and, in each voxel, at most one 1; then read their class indices."""
+    for v in range(n):
+        true[v] = NOTHING
+        number[v] = 0
+    for c in range(np.uint64(labels.shape[0])):
+        if kind == 0:
+            other = _mark(labels, np.uint8(0), c, kind, masked, position, first, n, true, number)
+        elif kind == 1:
+            other = _mark(labels, np.int16(0), c, kind, masked, position, first, n, true, number)
+        elif kind == 2:
+            other = _mark(labels, np.int64(0), c, kind, masked, position, first, n, true, number)
+        elif kind == 3:
+            other = _mark(labels, np.float32(0), c, kind, masked, position, first, n, true, number)
+        else:
+            other = _mark(labels, np.float64(0), c, kind, masked, position, first, n, true, number)
+        if other > 0:
+            return False
+    several = 0
+    for v in range(n):
+        several += number[v] > 1
+    return several == 0
+
+
+@inner
+def _mark(labels, like, c, kind, masked, position, first, n, true, number):
+    """Give the voxels with a 1 the class c; how many have neither 0 nor 1."""
+    size, other, own = SIZES[kind], 0, np.int32(c)
+    row = c * np.uint64(labels.shape[1])
+    for byte in range(ZERO, n * size, LINE):
+        prefetch(labels, row + (first + BLOCK) * size + byte)
+    for v in range(n):
+        label = read(labels, row // size + (position[v] if masked else first + v), like)
+        hot = label == 1
+        other += not (hot | (label == 0))
+        true[v] = own if hot else true[v]
+        number[v] += hot
+    return other
+
+
+@inner
+def _find_owners(true, n, owner, indexed):
+    """Of each tile the class that all its voxels are of, or MIXED; NOTHING where there are no class indices."""
+    for tile in range(_tiles(n)):
+        a, m = _tile(tile, n)
+        different = np.int32(0)
+        for v in range(m):
+            different |= true[a + v] ^ true[a]
+        owner[tile] = NOTHING if not indexed else true[a] if different == 0 else MIXED
+
+
+@inner
+def _run_end(true, owner, a, n):
+    """Where the run of one class that starts at a voxel ends."""
+    c = true[a]
+    while a < n:
+        if a % TILE == ZERO and owner[a // TILE] == c:
+            a += TILE
+        elif true[a] == c:
+            a += ONE
+        else:
+            break
+    return min(a, n)
+
+
+@inner
 def _first_wrong(y, n):
     number = 0
     for v in range(n):
@@ -275,87 +359,94 @@ def _first_wrong(y, n):
         return -1
     for v in range(n):
         if not (y[v] >= 0.0 and y[v] <= 1.0):
-            return v
+            return np.int64(v)
     return -1
 
 
-@jit
-def _activate(x, p, n, activation, top, total, bits):
+@inner
+def _activate(x, at, n, activation, p, low, high, top, total, inverse):
     """Turn inputs into probabilities; how many inputs without activation cannot be probabilities.
 
-    For the softmax, keep the largest logit and the sum of exponentials.
+    Of each class and tile, keep the least and the largest; for the softmax, the largest logit and the sum of
+    exponentials.
     """
-    zero, one = p.dtype.type(0), p.dtype.type(1)
-    if activation == NONE:
-        outside = 0
-        for c in range(p.shape[0]):
-            xc, pc = x[c], p[c]
+    outside, voxels = 0, np.uint64(x.shape[1])
+    if activation == SOFTMAX:
+        _softmax(x, at, n, p, top, total, inverse)
+    for c in range(np.uint64(p.shape[0])):
+        for v in range(ZERO, BLOCK, LINE // np.uint64(x.itemsize)):
+            prefetch(x, c * voxels + at + BLOCK + v)
+        if activation == SOFTMAX:
             for v in range(n):
-                outside += (xc[v] < -TOLERANCE) | (xc[v] > 1 + TOLERANCE)
-                t = zero if xc[v] < zero else xc[v]
-                pc[v] = one if t > one else t
-        return outside
-    if activation == SIGMOID:  # from exp(-|x|), which never overflows
-        for c in range(p.shape[0]):
-            xc, pc = x[c], p[c]
-            for v in range(n):
-                pc[v] = -abs(xc[v])
-            _exponentiate(pc, n, bits)
-            for v in range(n):
-                inverse = one / (one + pc[v])
-                pc[v] = pc[v] * inverse if xc[v] < zero else inverse
-        return 0
-    xc = x[0]
+                p[c, v] *= inverse[v]
+        elif activation == SIGMOID:
+            _sigmoid(x, c, at, n, p)
+        else:
+            outside += _clip(x, c, at, n, p)
+        _find_range(p, c, n, low, high)
+    return outside
+
+
+@inner
+def _softmax(x, at, n, p, top, total, inverse):
+    """Exponentials of logits less the largest, their sum, and its inverse."""
     for v in range(n):
-        top[v] = xc[v]
+        p[0, v] = x[0, at + v]
+        top[v] = x[0, at + v]
         total[v] = 0
-    for c in range(1, p.shape[0]):
-        xc = x[c]
+    for c in range(ONE, np.uint64(p.shape[0])):
         for v in range(n):
-            top[v] = max(top[v], xc[v])
-    for c in range(p.shape[0]):
-        xc, pc = x[c], p[c]
-        for v in range(n):
-            pc[v] = xc[v] - top[v]
-        _exponentiate(pc, n, bits)
-        for v in range(n):
-            total[v] += pc[v]
-    for c in range(p.shape[0]):
-        pc = p[c]
-        for v in range(n):
-            pc[v] /= total[v]
-    return 0
+            p[c, v] = x[c, at + v]
+            top[v] = max(top[v], x[c, at + v])
+    for c in range(np.uint64(p.shape[0])):
+        if p.itemsize == 4:
+            for v in range(n):
+                p[c, v] = exp_single(p[c, v] - top[v])
+                total[v] += p[c, v]
+        else:
+            for v in range(n):
+                p[c, v] = exp_double(p[c, v] - top[v])
+                total[v] += p[c, v]
+    for v in range(n):
+        inverse[v] = p.dtype.type(1) / total[v]
 
 
-@jit
-def _exponentiate(x, n, bits):
-    """exp of numbers not above 0, in place.
+@inner
+def _clip(x, c, at, n, p):
+    zero, one = p.dtype.type(0), p.dtype.type(1)
+    outside, bottom, top = np.int32(0), p.dtype.type(-TOLERANCE), p.dtype.type(1 + TOLERANCE)
+    for v in range(n):
+        value = x[c, at + v]
+        outside = np.int32(outside + ((value < bottom) | (value > top)))
+        value = zero if value <= zero else value  # nor is there a -0, whose bits are not in order
+        p[c, v] = one if value > one else value
+    return outside
 
-    Single precision: x = k ln 2 + r, a polynomial for exp(r) (Cephes' coefficients, two units in the last
-    place), and 2**k written into the exponent bits, so that the loop runs in vector lanes.
+
+@inner
+def _sigmoid(x, c, at, n, p):
+    """From exp(-|x|), which never overflows."""
+    zero, one = p.dtype.type(0), p.dtype.type(1)
+    for v in range(n):
+        value = x[c, at + v]
+        small = exp_single(-abs(value)) if p.itemsize == 4 else p.dtype.type(exp_double(-abs(value)))
+        inverse = one / (one + small)
+        p[c, v] = small * inverse if value < zero else inverse
+
+
+@inner
+def _find_range(p, c, n, low, high):
+    """The least and the largest of each tile of numbers that are not negative; NaN if one is.
+
+    Their bits are in the same order, and those of NaN lie outside: so the loop runs in vector lanes.
     """
-    if x.itemsize == 8:
-        for v in range(n):
-            x[v] = math.exp(x[v])
-        return
-    f = np.float32
-    for v in range(n):
-        t = f(-87.5) if x[v] < f(-87.5) else x[v]
-        k = np.floor(t * f(1.44269504) + f(0.5))
-        r = t - k * f(0.693359375)  # ln 2 in two parts, the first exact times k
-        r -= k * f(-2.12194440e-4)
-        y = f(1.9875691500e-4)
-        y = y * r + f(1.3981999507e-3)
-        y = y * r + f(8.3334519073e-3)
-        y = y * r + f(4.1665795894e-2)
-        y = y * r + f(1.6666665459e-1)
-        y = y * r + f(5.0000001201e-1)
-        bits[v] = (np.int32(k) + np.int32(127)) << np.int32(23)
-        y = y * r * r + r + f(1)
-        x[v] = f(0) if x[v] < f(-87.0) else y
-    power = bits.view(np.float32)
-    for v in range(n):
-        x[v] *= power[v]
+    for tile in range(_tiles(n)):
+        a, m = _tile(tile, n)
+        least = most = bits(p[c, a])
+        for v in range(m):
+            least = min(least, bits(p[c, a + v]))
+            most = max(most, bits(p[c, a + v]))
+        low[c, tile], high[c, tile] = from_bits(least), from_bits(most)
 
 
 @exact
@@ -379,191 +470,326 @@ def _locate_one(x, scale, shift, cells, right):
     return k, t - k
 
 
-@jit
-def _locate(p, n, scale, shift, cells, right, cell, u):
+@inner
+def _locate(p, c, a, m, where, cell, u):
+    scale, shift, cells, right = where
     if p.itemsize == 8 or right:
-        for v in range(n):
-            k, w = _locate_one(np.float64(p[v]), scale, shift, cells, right)
+        for v in range(m):
+            k, w = _locate_one(np.float64(p[c, a + v]), scale, shift, cells, right)
             cell[v] = np.uint32(np.int32(k))
             u[v] = w
         return
     last = cells - 1.0
-    for v in range(n):  # a float32 times scale is exact: no second part
-        t = np.float64(p[v]) * scale + shift
+    for v in range(m):  # a float32 times scale is exact: no second part
+        t = np.float64(p[c, a + v]) * scale + shift
         k = t if t > 0.0 else 0.0
         k = np.floor(k if k < last else last)
         cell[v] = np.uint32(np.int32(k))
         u[v] = t - k
 
 
-@jit
-def _uniform(cell):
-    """Whether these voxels share a cell, as most background does: then sums run in vector lanes."""
-    different, k = np.uint32(0), cell[0]
-    for v in range(len(cell)):
-        different |= cell[v] ^ k
-    return different == 0
+@inner
+def _cell_of_all(low, high, where):
+    """The cell that all numbers in this range lie in, or -1."""
+    if not (low >= 0 and high <= 2):  # one is NaN
+        return -1.0
+    first, _ = _locate_one(np.float64(low), *where)
+    last, _ = _locate_one(np.float64(high), *where)
+    return first if first == last else -1.0
 
 
-@jit
-def _add_powers(cell, u, n, powers, sums):
-    """Add 1, u, u**2, ... to each voxel's cell; four copies of the sums take turns."""
-    for a in range(0, n, TILE):
-        b = min(a + TILE, n)
-        k, w = cell[a:b], u[a:b]
-        if _uniform(k):
-            target, s1, s2 = sums[0, k[0]], 0.0, 0.0
-            target[0] += b - a
-            if powers > 1:
-                for v in range(len(w)):
-                    s1 += w[v]
-                target[1] += s1
-            if powers > 2:
-                for v in range(len(w)):
-                    s2 += w[v] * w[v]
-                target[2] += s2
-            for d in range(3, powers):
-                s2 = 0.0
-                for v in range(len(w)):
-                    s2 += w[v] ** d
-                target[d] += s2
-        elif powers == 1:
-            for v in range(len(w)):
-                sums[v & (COPIES - 1), k[v], 0] += 1.0
-        elif powers == 2:
-            for v in range(len(w)):
-                target = sums[v & (COPIES - 1), k[v]]
-                target[0] += 1.0
-                target[1] += w[v]
-        elif powers == 3:
-            for v in range(len(w)):
-                target = sums[v & (COPIES - 1), k[v]]
-                target[0] += 1.0
-                target[1] += w[v]
-                target[2] += w[v] * w[v]
+@inner
+def _add_row(p, c, n, low, high, owner, where, degree, cell, u, sums, label_sums):
+    """Add 1, u, u**2, ... of each voxel to its cell's sums, and to those of its label in tiles of the class c."""
+    scale, shift, _, _ = where
+    for tile in range(_tiles(n)):
+        a, m = _tile(tile, n)
+        own = owner[tile] == np.int32(c)
+        start = _cell_of_all(low[c, tile], high[c, tile], where)
+        if start < 0:
+            _locate(p, c, a, m, where, cell, u)
+            _scatter(cell, u, m, degree + 2, sums, c)
+            if own:
+                _scatter(cell, u, m, degree + 1, label_sums, c)
+            continue
+        k, s1, s2 = np.uint64(start), 0.0, 0.0
+        if degree == 0:
+            for v in range(m):
+                s1 += np.float64(p[c, a + v]) * scale + shift - start
         else:
-            for v in range(len(w)):
-                target, power = sums[v & (COPIES - 1), k[v]], 1.0
-                for d in range(powers):
-                    target[d] += power
-                    power *= w[v]
+            for v in range(m):
+                w = np.float64(p[c, a + v]) * scale + shift - start
+                s1 += w
+                s2 += w * w
+            sums[c, 0, k, 2] += s2
+        sums[c, 0, k, 0] += m
+        sums[c, 0, k, 1] += s1
+        if own:
+            label_sums[c, 0, k, 0] += m
+            if degree > 0:
+                label_sums[c, 0, k, 1] += s1
+            if degree > 1:
+                label_sums[c, 0, k, 2] += s2
+        for d in range(3, degree + 2):
+            s = 0.0
+            for v in range(m):
+                w = np.float64(p[c, a + v]) * scale + shift - start
+                s += w * w * w if d == 3 else w * w * w * w if d == 4 else w**d
+            sums[c, 0, k, d] += s
+            if own and d <= degree:
+                label_sums[c, 0, k, d] += s
 
 
-@jit
-def _add_weighted_powers(cell, u, y, n, powers, sums):
-    for v in range(n):
-        if y[v] != 0.0:
-            target, power = sums[cell[v]], y[v]
+@inner
+def _scatter(cell, u, m, powers, sums, c):
+    """Add 1, u, u**2, ... to each voxel's cell; four copies of the sums take turns."""
+    last = COPIES - ONE
+    if powers == 1:
+        for v in range(m):
+            sums[c, v & last, cell[v], 0] += 1.0
+    elif powers == 2:
+        for v in range(m):
+            sums[c, v & last, cell[v], 0] += 1.0
+            sums[c, v & last, cell[v], 1] += u[v]
+    elif powers == 3:
+        for v in range(m):
+            sums[c, v & last, cell[v], 0] += 1.0
+            sums[c, v & last, cell[v], 1] += u[v]
+            sums[c, v & last, cell[v], 2] += u[v] * u[v]
+    else:
+        for v in range(m):
+            power = 1.0
             for d in range(powers):
-                target[d] += power
+                sums[c, v & last, cell[v], d] += power
                 power *= u[v]
 
 
-@jit
-def _add_slopes(cell, u, n, slopes, g):
-    """Add the cell's polynomial at u to each voxel's gradient."""
-    degree = slopes.shape[1] - 1
-    for a in range(0, n, TILE):
-        b = min(a + TILE, n)
-        k, w, target = cell[a:b], u[a:b], g[a:b]
-        if degree < 2 and _uniform(k):
-            level = slopes[k[0], 0]
-            rise = slopes[k[0], 1] if degree == 1 else level * 0
-            for v in range(len(w)):
-                target[v] += level + rise * g.dtype.type(w[v])
-        elif degree == 0:
-            for v in range(len(w)):
-                target[v] += slopes[k[v], 0]
-        elif degree == 1:
-            for v in range(len(w)):
-                target[v] += slopes[k[v], 0] + slopes[k[v], 1] * g.dtype.type(w[v])
+@inner
+def _add_mixed(p, true, owner, n, where, degree, cell, u, label_sums):
+    """Add the powers of u of voxels in mixed tiles to the sums of their labels, run by run."""
+    for tile in range(_tiles(n)):
+        if owner[tile] != MIXED:
+            continue
+        a, m = _tile(tile, n)
+        stop = a + m
+        while a < stop:
+            first = a
+            while a < stop and true[a] == true[first]:
+                a += ONE
+            if true[first] != NOTHING:
+                c = np.uint64(true[first])
+                _locate(p, c, first, a - first, where, cell, u)
+                _scatter(cell, u, a - first, degree + 1, label_sums, c)
+
+
+@inner
+def _add_weighted(p, c, n, y, where, degree, cell, u, sums):
+    """Add y, y u, y u**2, ...; few voxels belong to a class."""
+    for tile in range(_tiles(n)):
+        a, m = _tile(tile, n)
+        some = False
+        for v in range(m):
+            some |= y[a + v] != 0.0
+        if some:
+            _locate(p, c, a, m, where, cell, u)
+            for v in range(m):
+                if y[a + v] != 0.0:
+                    power = y[a + v]
+                    for d in range(degree + 1):
+                        sums[c, 0, cell[v], d] += power
+                        power *= u[v]
+
+
+@inner
+def _fill_row(p, c, n, low, high, owner, true, where, twice, slopes, own_slopes, cell, u, g):
+    """Write the gradient by p: twice p, and the polynomial of the voxel's cell at its position u.
+
+    Voxels of the class c have slopes of their own.
+    """
+    scale, shift, _, _ = where
+    degree = slopes.shape[2] - 1
+    for tile in range(_tiles(n)):
+        a, m = _tile(tile, n)
+        own, start = owner[tile] == np.int32(c), _cell_of_all(low[c, tile], high[c, tile], where)
+        if start >= 0 and degree <= 1 and owner[tile] != MIXED:
+            k = np.uint64(start)
+            level = own_slopes[c, k, 0] if own else slopes[c, k, 0]
+            if degree == 0:
+                for v in range(m):
+                    g[c, a + v] = twice * p[c, a + v] + level
+            else:
+                rise = own_slopes[c, k, 1] if own else slopes[c, k, 1]
+                narrow, offset = p.dtype.type(scale), p.dtype.type(shift - start)
+                for v in range(m):
+                    g[c, a + v] = twice * p[c, a + v] + (level + rise * (narrow * p[c, a + v] + offset))
+        elif own:
+            _fill(p, c, a, m, where, twice, own_slopes, cell, u, g)
         else:
-            for v in range(len(w)):
-                row, value = slopes[k[v]], slopes[k[v], degree]
-                for d in range(degree - 1, -1, -1):
-                    value = value * g.dtype.type(w[v]) + row[d]
-                target[v] += value
+            _fill(p, c, a, m, where, twice, slopes, cell, u, g)
+            stop = a + m if owner[tile] == MIXED and _holds(true, a, m, c) else a
+            while a < stop:
+                b = a
+                while b < stop and true[b] == np.int32(c):
+                    b += ONE
+                if b > a:
+                    _fill(p, c, a, b - a, where, twice, own_slopes, cell, u, g)
+                a = b + ONE
 
 
-@jit
-def _of_class(gradient):
-    """Gradients by the class sums: 2 d/d(sum of p squared), d/d(overlap), d/d(cross-entropy)."""
-    return 2 * gradient[PROBABILITY_SQUARED], gradient[INTERSECTION], gradient[CROSS_ENTROPY]
+@inner
+def _holds(true, a, m, c):
+    """Whether a tile has voxels of a class."""
+    some = False
+    for v in range(m):
+        some |= true[a + v] == np.int32(c)
+    return some
 
 
-@jit
-def _subtract_entropy(g, p, weight, y, n, activation):
-    """The cross-entropy's own part of the gradient: y by logits, y / p by probabilities that were not clipped."""
-    if activation != NONE:
+@inner
+def _fill(p, c, a, m, where, twice, slopes, cell, u, g):
+    """The same where each voxel looks for its cell."""
+    degree = slopes.shape[2] - 1
+    _locate(p, c, a, m, where, cell, u)
+    if degree == 0:
+        for v in range(m):
+            g[c, a + v] = twice * p[c, a + v] + slopes[c, cell[v], 0]
+    elif degree == 1:
+        for v in range(m):
+            rise = slopes[c, cell[v], 1] * p.dtype.type(u[v])
+            g[c, a + v] = twice * p[c, a + v] + (slopes[c, cell[v], 0] + rise)
+    else:
+        for v in range(m):
+            value = slopes[c, cell[v], degree]
+            for d in range(degree - 1, -1, -1):
+                value = value * p.dtype.type(u[v]) + slopes[c, cell[v], d]
+            g[c, a + v] = twice * p[c, a + v] + value
+
+
+@inner
+def _take_entropy(true, owner, n, of_class, common):
+    """The weight of the cross-entropy in each voxel, with the sign that it has in `common`."""
+    a = ZERO
+    while a < n:
+        b = _run_end(true, owner, a, n)
+        if true[a] != NOTHING:
+            weight = of_class[np.uint64(true[a]), CROSS_ENTROPY]
+            for v in range(b - a):
+                common[a + v] = -weight
+        a = b
+
+
+@inner
+def _through_activation(p, g, c, at, n, activation, common, entropy, out):
+    """The gradient by the inputs, but for the labels' own part of the cross-entropy's."""
+    if activation == SOFTMAX:
         for v in range(n):
-            g[v] -= weight * p.dtype.type(y[v])
+            out[c, at + v] = p[c, v] * (g[c, v] - common[v])
+    elif activation == SIGMOID:
+        for v in range(n):
+            out[c, at + v] = p[c, v] * (g[c, v] * (1 - p[c, v]) + entropy)
+    else:
+        for v in range(n):
+            out[c, at + v] = g[c, v]
+
+
+@inner
+def _subtract_entropy(out, p, c, at, a, b, y, activation, weight):
+    """That part: y by logits, y / p by probabilities that were not clipped."""
+    if activation != NONE:
+        for v in range(b - a):
+            out[c, at + a + v] -= weight * p.dtype.type(y[a + v])
         return
-    for v in range(n):
-        g[v] -= weight * p.dtype.type(y[v]) / p[v] if p[v] >= SMALLEST else weight * 0
+    for v in range(b - a):
+        q = p[c, a + v]
+        out[c, at + a + v] -= weight * p.dtype.type(y[a + v]) / q if q >= SMALLEST else weight * 0
 
 
-@jit
-def _sum_of_squares(p, n):
+@inner
+def _sum_of_squares(p, c, n):
     total = 0.0
     for v in range(n):
-        total += np.float64(p[v]) * np.float64(p[v])
+        total += np.float64(p[c, v]) * np.float64(p[c, v])
     return total
 
 
-@jit
-def _add_run(x, p, n, activation, top, total, class_sums):
+@inner
+def _add_run(x, p, c, at, a, b, activation, top, total, class_sums):
     """Overlap, voxels and cross-entropy of a run of voxels of this class.
 
     Logarithms of many voxels are that of their product. The softmax's totals do not overflow in 64 below 60,000
     classes; probabilities, which count as 2**-24 at least, do not underflow in 32.
     """
     overlap, entropy = 0.0, 0.0
-    for v in range(n):
-        overlap += np.float64(p[v])
+    for v in range(b - a):
+        overlap += np.float64(p[c, a + v])
     if activation == SOFTMAX:
-        for v in range(n):
-            entropy += np.float64(top[v]) - np.float64(x[v])
-        for a in range(0, n, TILE):
-            tile, product = total[a : min(a + TILE, n)], 1.0
-            for v in range(len(tile)):
-                product *= np.float64(tile[v])
+        for v in range(b - a):
+            entropy += np.float64(top[a + v]) - np.float64(x[c, at + a + v])
+        for first in range(a, b, np.uint64(64)):
+            product = 1.0
+            for v in range(min(np.uint64(64), b - first)):
+                product *= np.float64(total[first + v])
             entropy += math.log(product)
     elif activation == NONE:
-        for a in range(0, n, TILE // 2):
-            tile, product = p[a : min(a + TILE // 2, n)], 1.0
-            for v in range(len(tile)):
-                q = np.float64(tile[v])
+        for first in range(a, b, np.uint64(32)):
+            product = 1.0
+            for v in range(min(np.uint64(32), b - first)):
+                q = np.float64(p[c, first + v])
                 product *= SMALLEST if q < SMALLEST else q
             entropy -= math.log(product)
-    class_sums[INTERSECTION] += overlap
-    class_sums[CROSS_ENTROPY] += entropy
-    class_sums[LABEL] += n
-    class_sums[LABEL_SQUARED] += n
+    class_sums[c, INTERSECTION] += overlap
+    class_sums[c, CROSS_ENTROPY] += entropy
+    class_sums[c, LABEL] += b - a
+    class_sums[c, LABEL_SQUARED] += b - a
 
 
-@jit
-def _add_class(x, p, y, n, activation, top, total, class_sums):
-    """The same for labels with a channel per class."""
+@inner
+def _add_class(x, p, c, at, n, y, activation, top, logs, class_sums, products):
+    """The same for labels with a channel per class; `logs` are those of the softmax's totals, or room for numbers."""
+    overlap = label = squared = entropy = 0.0
     for v in range(n):
-        class_sums[INTERSECTION] += y[v] * p[v]
-        class_sums[LABEL] += y[v]
-        class_sums[LABEL_SQUARED] += y[v] * y[v]
-        if y[v] > 0.0:
-            if activation == SOFTMAX:
-                away = np.float64(top[v]) - np.float64(x[v])
-                class_sums[CROSS_ENTROPY] += y[v] * (math.log(total[v]) + away)
-            elif activation == NONE:
-                class_sums[CROSS_ENTROPY] -= y[v] * (math.log(max(p[v], SMALLEST)) if p[v] == p[v] else p[v])
-    if activation == SIGMOID:
-        class_sums[CROSS_ENTROPY] += _binary_cross_entropy(x, y, -1, n)
+        overlap += y[v] * np.float64(p[c, v])
+        label += y[v]
+        squared += y[v] * y[v]
+    if activation == SOFTMAX:
+        for v in range(n):
+            away = logs[v] + (np.float64(top[v]) - np.float64(x[c, at + v]))
+            entropy += y[v] * away if y[v] > 0.0 else 0.0
+    elif activation == NONE:
+        for v in range(n):
+            if y[v] > 0.0:
+                q = p[c, v]
+                entropy -= y[v] * (math.log(max(q, SMALLEST)) if q == q else q)
+    else:
+        for v in range(n):
+            t = np.float64(x[c, at + v])
+            entropy += (t if t > 0.0 else 0.0) - t * y[v]
+        entropy += _soft_signs(x, c, at, n, logs, products)
+    class_sums[c, CROSS_ENTROPY] += entropy
+    class_sums[c, INTERSECTION] += overlap
+    class_sums[c, LABEL] += label
+    class_sums[c, LABEL_SQUARED] += squared
 
 
-@jit
-def _binary_cross_entropy(x, y, true, n):
-    """Sum over voxels; labels are y, or whether y is the class `true` where that is not negative."""
+@inner
+def _binary_cross_entropy(x, c, at, n, true, room, products):
+    """Sum over voxels, whose labels are whether `true` is the class c."""
     total = 0.0
     for v in range(n):
-        t = np.float64(x[v])
-        label = y[v] if true < 0 else 1.0 if y[v] == true else 0.0
-        total += max(t, 0.0) - t * label + math.log1p(math.exp(-abs(t)))
-    return total
+        t = np.float64(x[c, at + v])
+        label = 1.0 if true[v] == np.int32(c) else 0.0
+        total += (t if t > 0.0 else 0.0) - t * label
+    return total + _soft_signs(x, c, at, n, room, products)
+
+
+@inner
+def _soft_signs(x, c, at, n, room, products):
+    """Sum of log(1 + exp(-|x|)), by few logarithms."""
+    if x.itemsize == 4:
+        for v in range(n):
+            room[v] = exp_single(-abs(x[c, at + v]))
+    else:
+        for v in range(n):
+            room[v] = exp_double(-abs(x[c, at + v]))
+    multiply(room, n, products)
+    return log_of(products)

@@ -2,7 +2,8 @@
 
 Works through the voxels in chunks, so memory does not grow with the image or the number of bins. Most
 voxels of a medical image are background and fall in one cell, where a GPU's atomic additions would queue
-up: voxels are dealt out to private copies of the sums, which are added at the end.
+up, and on the CPU each has to wait for the one before it: voxels are dealt out to private copies of the sums,
+which are added at the end.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ def forward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec) -> 
             for total, sums in zip(totals, _chunk_sums(chunk, *_cut(labels, mask, part), spec), strict=True):
                 total += sums
             if spec.activation == "none":
-                beyond = (chunk < -TOLERANCE) | (chunk > 1 + TOLERANCE)
-                outside |= bool((beyond if mask is None else beyond & mask[:, None, part]).any())
+                outside |= _reach_outside(chunk, None if mask is None else mask[:, None, part])
     return Sums(totals[0], totals[1], totals[2], wrong, outside)
 
 
@@ -80,6 +80,15 @@ def _wrong_label(labels: Tensor, mask: Tensor | None, classes: int) -> int:
     if mask is not None:
         wrong &= mask[:, None]
     return int(wrong.flatten().int().argmax()) if wrong.numel() and bool(wrong.any()) else -1
+
+
+def _reach_outside(inputs: Tensor, mask: Tensor | None) -> bool:
+    """Whether one lies outside [0, 1] by more than the tolerance; NaN does not."""
+    low, high = inputs.aminmax()
+    if bool((low >= -TOLERANCE) & (high <= 1 + TOLERANCE)):  # nearly always; not with NaN
+        return False
+    beyond = (inputs < -TOLERANCE) | (inputs > 1 + TOLERANCE)
+    return bool((beyond if mask is None else beyond & mask).any())
 
 
 def _activate(inputs: Tensor, activation: str) -> Tensor:
@@ -177,7 +186,7 @@ def _cross_entropy(inputs: Tensor, probabilities: Tensor, labels: Tensor, exclus
 def _power_sums(cell: Tensor, u: Tensor, weight: Tensor | None, mask: Tensor | None, size: int, powers: int) -> Tensor:
     """Sums of weight * u**power per row and cell, over private copies that take turns along the voxels."""
     rows, voxels = cell.shape[0] * cell.shape[1], cell.shape[2]
-    copies = 1 if u.device.type == "cpu" else max(1, min(256, MOST_COPIES // (rows * size)))
+    copies = max(1, min(4 if u.device.type == "cpu" else 256, MOST_COPIES // (rows * size)))
     if copies > 1:
         cell = cell + size * (torch.arange(voxels, device=u.device) % copies)
     values = torch.ones_like(u) if weight is None else weight
