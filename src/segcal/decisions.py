@@ -111,7 +111,12 @@ def expected_dice(stats: BinStatistics, overlap: OverlapCounts, decisions: Decis
     >>> expected_dice(evaluation.statistics, evaluation.overlap, evaluation.decisions)  # 2 * 0.9 / 2.1, 2 * 0.8 / 1.9
     tensor([[0.8571, 0.8421]], dtype=torch.float64)
     """
-    return _ratio(2 * decisions.confidence, overlap.predicted + stats.confidence_sum.sum(2))
+    return dice_of_sums(stats.confidence_sum.sum(2), overlap, decisions)
+
+
+def dice_of_sums(expected: Tensor, overlap: OverlapCounts, decisions: DecisionSums) -> Tensor:
+    """`expected_dice` from the expected voxels of each case and class, the sum of all probabilities."""
+    return _ratio(2 * decisions.confidence, overlap.predicted + expected)
 
 
 def uncertain_voxels(stats: BinStatistics) -> Tensor:

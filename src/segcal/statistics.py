@@ -214,7 +214,7 @@ class BinStatistics:
         raise ConfigError(f"statistics must share one binning; got {self.binning} and {other.binning}. {remedy}")
 
     def _index(self, wanted: Sequence[int] | Tensor | None, dim: int) -> Tensor:
-        length, word = self.count.shape[dim], ("case", "class")[dim]
+        length, word = (self.cases, self.classes)[dim], ("case", "class")[dim]
         index = torch.arange(length) if wanted is None else torch.as_tensor(wanted)
         if index.dtype == torch.bool:
             if index.shape != (length,):
@@ -225,7 +225,11 @@ class BinStatistics:
         index = index.long()
         if index.numel() and not -length <= int(index.min()) <= int(index.max()) < length:
             raise ShapeError(f"{word} indices must lie in 0..{length - 1}; got {index.tolist()}.")
-        return torch.where(index < 0, index + length, index).to(self.count.device)
+        return torch.where(index < 0, index + length, index).to(self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.count.device
 
     def _map(self, function: Callable[[str], Tensor], *, bins: int | None = None) -> BinStatistics:
         count, confidence_sum, label_sum = (function(name) for name in SUMS)

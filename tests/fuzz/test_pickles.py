@@ -125,7 +125,7 @@ def test_beside_the_output_of_nnunet(tmp_path, place):
 
 
 @pytest.mark.parametrize(
-    "plant", [as_npz, as_pickle, inside("header"), inside("statistics_count"), inside("scores_voxels")]
+    "plant", [as_npz, as_pickle, inside("header"), inside("statistics"), inside("scores_voxels")]
 )
 def test_in_an_evaluation(tmp_path, place, plant):
     write_maps(tmp_path)

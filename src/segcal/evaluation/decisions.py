@@ -22,6 +22,7 @@ from segcal.decisions import threshold_curves
 from segcal.evaluation.agreement import DiceAgreement, case_dices, dice_agreement
 from segcal.evaluation.columns import Label
 from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.fine import decision_numbers
 from segcal.statistics import BinStatistics
 
 Array = NDArray[Any]
@@ -172,7 +173,7 @@ def _in_voxels(evaluation: Evaluation) -> Evaluation:
 
 def _volumes(evaluation: Evaluation, size: Tensor) -> dict[Label, tuple[VolumeAgreement, VolumeAgreement]]:
     """Agreement of the decided and of the expected volume of each class with the true one."""
-    overlap, promised = evaluation.overlap, evaluation.statistics.confidence_sum.sum(2)
+    overlap, promised = evaluation.overlap, decision_numbers(evaluation.statistics)["expected"]
     decided, expected, true = ((voxels * size).T.numpy() for voxels in (overlap.predicted, promised, overlap.true))
     silent = (decided == 0) & (true == 0)
     return {

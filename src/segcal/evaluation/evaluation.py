@@ -19,28 +19,27 @@ from torch import Tensor
 from segcal._io.files import read_npz, write_npz, write_whole
 from segcal._io.words import counted
 from segcal.binning import Binning
-from segcal.decisions import DecisionSums, expected_dice, uncertain_voxels
+from segcal.decisions import DecisionSums, dice_of_sums
 from segcal.errors import ConfigError, FileError, SegcalError, ShapeError, distinct
 from segcal.evaluation.columns import JOINT, Label, scope_of
-from segcal.metrics import (
-    ERRORS,
-    ace,
-    ece,
-    equal_mass,
-    mce,
-    micro,
-    occupied,
-    overconfidence,
-    signed_gap,
-    underconfidence,
+from segcal.evaluation.fine import (
+    HELD,
+    FineStatistics,
+    case_numbers,
+    concatenate,
+    decision_numbers,
+    packed_pieces,
 )
+from segcal.metrics import ERRORS, ace, ece, mce, micro, occupied, signed_gap
 from segcal.scores import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
 from segcal.statistics import SUMS, BinStatistics
 
-FORMAT = "segcal evaluation 2"
+FORMAT = "segcal evaluation 3"
+SECOND_FORMAT = "segcal evaluation 2"  # sums in fine bins as arrays, empty bins and all
 FIRST_FORMAT = "segcal evaluation 1"  # without joint scores; the log loss of a class was its part of the cross-entropy
 MICRO: tuple[Literal["paper", "pooled"], ...] = ("paper", "pooled")
-TOGETHER = 32  # cases whose metrics are computed at a time, to hold few copies of their fine bins
+PACKED = {"statistics": "statistics_sizes", "top_label": "top_label_sizes"}
+"""Of a file, the arrays of packed sums, and those that tell how many bytes each case has."""
 
 
 class Row(NamedTuple):
@@ -105,7 +104,8 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         shape = (len(self.cases), len(self.classes))
-        for name, came in (("statistics", self.statistics.count.shape[:2]), ("overlap", self.overlap.true.shape)):
+        sums = self.statistics
+        for name, came in (("statistics", (sums.cases, sums.classes)), ("overlap", self.overlap.true.shape)):
             if tuple(came) != shape:
                 raise ShapeError(f"{name} must be of {shape[0]} cases and {shape[1]} classes; got {tuple(came)}.")
         if len(set(self.cases)) != len(self.cases):
@@ -170,10 +170,10 @@ class Evaluation:
         counts = [part.label_counts for part in parts if part.label_counts is not None]
         return replace(
             first,
-            statistics=BinStatistics.concatenate(part.statistics for part in parts),
+            statistics=concatenate(part.statistics for part in parts),
             overlap=concatenate_sums([part.overlap for part in parts]),
             scores=concatenate_sums([part.scores for part in parts]),
-            top_label=BinStatistics.concatenate(tops) if len(tops) == len(parts) else None,
+            top_label=concatenate(tops) if len(tops) == len(parts) else None,
             joint=concatenate_sums(joints) if len(joints) == len(parts) else None,
             decisions=concatenate_sums(decisions) if len(decisions) == len(parts) else None,
             label_counts=torch.cat(counts) if len(counts) == len(parts) else None,
@@ -188,11 +188,8 @@ class Evaluation:
 
     def case_metrics(self) -> dict[str, Tensor]:
         """Every metric by name, (case, class), with NaN where it has no value."""
-        parts = [
-            _calibration(self.statistics.select(cases=range(start, min(start + TOGETHER, len(self.cases)))), self.bins)
-            for start in range(0, max(len(self.cases), 1), TOGETHER)
-        ]
-        calibration = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        found = case_numbers(self.statistics, self.bins)
+        calibration = {name: values for name, values in found.items() if name not in SUMS}
         return {"dice": dice(self.overlap)} | calibration | _proper(self.scores)
 
     def decision_metrics(self) -> dict[str, Tensor]:
@@ -203,13 +200,13 @@ class Evaluation:
         """
         if self.decisions is None:
             return {}
-        voxel_ml, fine = self.decisions.voxel_ml, self.statistics
+        voxel_ml, found = self.decisions.voxel_ml, decision_numbers(self.statistics)
         return {
-            "expected_dice": expected_dice(fine, self.overlap, self.decisions),
+            "expected_dice": dice_of_sums(found["expected"], self.overlap, self.decisions),
             "volume_ml": self.overlap.predicted * voxel_ml,
-            "expected_volume_ml": fine.confidence_sum.sum(2) * voxel_ml,
+            "expected_volume_ml": found["expected"] * voxel_ml,
             "true_volume_ml": self.overlap.true * voxel_ml,
-            "uncertain_volume_ml": uncertain_voxels(fine) * voxel_ml,
+            "uncertain_volume_ml": found["uncertain"] * voxel_ml,
         }
 
     def top_label_errors(self) -> dict[str, Tensor]:
@@ -346,13 +343,7 @@ class Evaluation:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write PATH (.npz, no pickle) and beside it a .json with names and provenance to read."""
         path = Path(path)
-        kinds: dict[str, tuple[str, ...]] = {
-            "statistics": SUMS,
-            "overlap": OverlapCounts.names(),
-            "scores": ScoreSums.names(),
-        }
-        if self.top_label is not None:
-            kinds["top_label"] = SUMS
+        kinds: dict[str, tuple[str, ...]] = {"overlap": OverlapCounts.names(), "scores": ScoreSums.names()}
         if self.joint is not None:
             kinds["joint"] = ScoreSums.names()
         if self.decisions is not None:
@@ -364,6 +355,11 @@ class Evaluation:
         }
         if self.label_counts is not None:
             arrays["label_counts"] = self.label_counts.numpy()
+        packed = {"statistics": packed_pieces(self.statistics)}
+        if self.top_label is not None:
+            packed["top_label"] = packed_pieces(self.top_label)
+        for name, pieces in packed.items():
+            arrays[PACKED[name]] = np.array([piece.size for piece in pieces], np.int64)
         header = {
             "format": FORMAT,
             "cases": self.cases,
@@ -374,22 +370,29 @@ class Evaluation:
             "top_label": self.top_label is not None,
             "provenance": self.provenance,
         }
-        write_whole(path.with_suffix(".json"), write_npz(path, header, arrays).encode())
+        write_whole(path.with_suffix(".json"), write_npz(path, header, arrays, packed=packed).encode())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Evaluation:
-        """Read what `save` wrote, of the first format, too: it has no NLL of single classes, and joint ones follow."""
-        header, arrays = read_npz(path, kind=(FORMAT, FIRST_FORMAT))
+        """Read what `save` wrote, of former formats, too: the first has no NLL of single classes, joint ones follow."""
+        header, arrays = read_npz(path, kind=(FORMAT, SECOND_FORMAT, FIRST_FORMAT), packed=PACKED)
         try:
+            pieces = {name: arrays.pop(name) for name in PACKED if isinstance(arrays.get(name), list)}
             tensors = {name: _sums(name, array) for name, array in arrays.items()}
             binning = Binning(int(header["fine_bins"]))
+
+            def fine(kind: str, classes: int) -> BinStatistics:
+                if kind not in pieces:
+                    return _statistics(tensors, kind, binning)
+                return _checked(FineStatistics.packed(pieces[kind], classes, binning))
+
             if header["format"] == FIRST_FORMAT:
                 tensors |= _second_format(tensors, exclusive=bool(header["top_label"]))
             return Evaluation(
-                statistics=_statistics(tensors, "statistics", binning),
+                statistics=fine("statistics", len(header["classes"])),
                 overlap=OverlapCounts(**{name: tensors[f"overlap_{name}"] for name in OverlapCounts.names()}),
                 scores=_scores(tensors, "scores"),
-                top_label=_statistics(tensors, "top_label", binning) if header["top_label"] else None,
+                top_label=fine("top_label", 1) if header["top_label"] else None,
                 cases=_names(header["cases"]),
                 classes=_names(header["classes"]),
                 has_background=bool(header["has_background"]),
@@ -401,7 +404,7 @@ class Evaluation:
                 else None,
                 label_counts=tensors.get("label_counts"),
             )
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError, SegcalError) as error:
             raise SegcalError(f"{path} must hold the sums of an evaluation; {str(error).rstrip('.')}.") from error
 
 
@@ -417,20 +420,6 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if told:
             joined[name] = [one for each in told for one in each]
     return joined | ({"parts": apart} if any(apart) else {})
-
-
-def _calibration(fine: BinStatistics, bins: int) -> dict[str, Tensor]:
-    stats, even = fine.rebin(bins), equal_mass(fine, bins)
-    return {
-        "ace": ace(stats),
-        "ece": ece(stats),
-        "mce": mce(stats),
-        "occupied": occupied(stats),
-        "signed_gap": signed_gap(stats),
-        "overconfidence": overconfidence(stats),
-        "underconfidence": underconfidence(stats),
-        "equal_mass_ace": ace(even),
-    }
 
 
 def _proper(scores: ScoreSums) -> dict[str, Tensor]:
@@ -485,6 +474,13 @@ def _names(names: object) -> tuple[str, ...]:
 def _statistics(tensors: dict[str, Tensor], kind: str, binning: Binning) -> BinStatistics:
     count, confidence_sum, label_sum = (tensors[f"{kind}_{name}"] for name in SUMS)
     return BinStatistics(count, confidence_sum, label_sum, binning)
+
+
+def _checked(stats: FineStatistics) -> FineStatistics:
+    """The same; what is small is unpacked at once, and refused where it makes no sense. Else that waits for its use."""
+    if stats.cases * stats.classes * stats.binning.bins <= HELD:
+        stats.unpacked()
+    return stats
 
 
 def read_evaluations(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Evaluation]:

@@ -21,51 +21,58 @@ from segcal.evaluation.outcome import Outcome, as_plain
 from segcal.evaluation.sums import CaseSums
 
 if TYPE_CHECKING:
+    from segcal._io.spool import Piece
     from segcal.evaluation.evaluation import Evaluation
 
+PACKED = ("bins", "top_label")  # of a case's sums, those in fine bins
 RESULTS = ("evaluation.npz", "evaluation.json", "cases.csv", "summary.csv", "summary.json", "failures.csv")
 
 
 def stack_cases(
     names: Sequence[str], load: Callable[[str], tuple[CaseSums, dict[str, Any]]], options: Options
 ) -> Evaluation:
-    """The cases of these names, loaded one at a time, so that a cohort's fine bins are held once."""
+    """The cases of these names, loaded one at a time; their fine bins are kept packed."""
     import torch
 
+    from segcal._io.spool import Spool
     from segcal.binning import Binning
     from segcal.decisions import DecisionSums
     from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.fine import FineStatistics
     from segcal.scores import OverlapCounts, ScoreSums
-    from segcal.statistics import BinStatistics
 
     stamps, columns = {}, {}
+    spools = {name: Spool() for name in PACKED}
+    pieces: dict[str, list[Piece]] = {name: [] for name in PACKED}
+    classes, exclusive = 0, False
     for i, name in enumerate(names):
         sums, stamps[name] = load(name)
+        classes, exclusive = sums.bins.shape[1], sums.top_label.size > 0
+        for kind, content in sums.packed().items():
+            pieces[kind].append(spools[kind].add(content))
         for field in fields(sums):
             array = getattr(sums, field.name)
-            if i == 0:
-                columns[field.name] = np.empty((len(array), len(names), *array.shape[1:]))
-            columns[field.name][:, i] = array
+            if field.name not in PACKED:
+                if i == 0:
+                    columns[field.name] = np.empty((len(array), len(names), *array.shape[1:]))
+                columns[field.name][:, i] = array
     versions = {"segcal": segcal.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    exclusive = columns["top_label"].size > 0
 
     def stack(name: str) -> list[torch.Tensor]:
         return list(torch.from_numpy(columns[name]).unbind())
 
     binning = Binning(options.fine_bins)
-    count, confidence_sum, label_sum = stack("bins")
     decided, largest = stack("decided")
-    top = [part[:, None] for part in stack("top_label")]
     return Evaluation(
-        BinStatistics(count, confidence_sum, label_sum, binning),
+        FineStatistics.packed(pieces["bins"], classes, binning),
         OverlapCounts(*stack("overlap")),
         ScoreSums(*stack("scores")),
-        BinStatistics(top[0], top[1], top[2], binning) if exclusive else None,
+        FineStatistics.packed(pieces["top_label"], 1, binning) if exclusive else None,
         joint=ScoreSums(*stack("joint")),
         decisions=DecisionSums(decided, largest, stack("voxel_ml")[0].expand_as(decided).clone()),
         label_counts=stack("labels")[0] if columns["labels"].size else None,
         cases=tuple(names),
-        classes=class_names(count.shape[1], options),
+        classes=class_names(classes, options),
         has_background=exclusive,
         bins=options.bins,
         provenance={"versions": versions, "options": asdict(options), "files": stamps},
