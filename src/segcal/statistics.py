@@ -150,7 +150,7 @@ class BinStatistics:
         classes: the same for classes.
         """
         rows, columns = self._index(cases, 0), self._index(classes, 1)
-        return self._map(lambda name: _take(_take(getattr(self, name), 0, rows), 1, columns))
+        return self._map(lambda name: take(take(getattr(self, name), 0, rows), 1, columns))
 
     def rebin(self, bins: int) -> BinStatistics:
         """The same sums in fewer bins, exact on every edge.
@@ -237,7 +237,7 @@ class BinStatistics:
         return BinStatistics(count, confidence_sum, label_sum, binning)
 
 
-def _take(sums: Tensor, dim: int, index: Tensor) -> Tensor:
+def take(sums: Tensor, dim: int, index: Tensor) -> Tensor:
     """These entries along an axis; a view where they stand side by side."""
     if len(index) and torch.equal(index, torch.arange(int(index[0]), int(index[0]) + len(index), device=index.device)):
         return sums.narrow(dim, int(index[0]), len(index))

@@ -355,10 +355,22 @@ def is_locked(path: Path) -> bool:
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table as CSV, a line each; a carriage return, which would end a line for some readers, is written as \\r."""
     content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
+    _write_rows(content, header, rows)
+    return content.getvalue()
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table as `csv_text` makes it, line by line, so that nobody ever sees a part of it."""
+    with new_file(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        _write_rows(text, header, rows)
+        text.detach()  # else it would close the file
+
+
+def _write_rows(file: IO[str], header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
     writer.writerows([x.replace("\r", "\\r") if isinstance(x, str) else x for x in row] for row in rows)
-    return content.getvalue()
 
 
 class Ledger:

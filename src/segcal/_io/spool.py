@@ -8,7 +8,7 @@ import weakref
 from threading import Lock
 from typing import IO, Any, NamedTuple
 
-FEW = 2**21  # bytes that stay in memory
+FEW = 2**19  # bytes that stay in memory
 
 
 class Piece(NamedTuple):
@@ -70,4 +70,3 @@ def _spool_of(content: bytes) -> Spool:
     made = Spool()
     made.add(content)
     return made
-

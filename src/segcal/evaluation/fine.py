@@ -26,7 +26,7 @@ from segcal.metrics import (
     signed_gap,
     underconfidence,
 )
-from segcal.statistics import SUMS, BinStatistics
+from segcal.statistics import SUMS, BinStatistics, take
 
 CELLS = 96_000  # fine bins of a block, as 20 cases of 4 classes have them: few copies of these fit a processor's cache
 HELD = 2**18  # fine bins that are held unpacked, once they are: 6 MB
@@ -78,15 +78,15 @@ class FineStatistics(BinStatistics):
     """What was worked out, by its key."""
 
     @property
-    def count(self) -> Tensor:  # type: ignore[override]
+    def count(self) -> Tensor:
         return self.unpacked().count
 
     @property
-    def confidence_sum(self) -> Tensor:  # type: ignore[override]
+    def confidence_sum(self) -> Tensor:
         return self.unpacked().confidence_sum
 
     @property
-    def label_sum(self) -> Tensor:  # type: ignore[override]
+    def label_sum(self) -> Tensor:
         return self.unpacked().label_sum
 
     @property
@@ -111,8 +111,7 @@ class FineStatistics(BinStatistics):
         """The same as plain statistics; SegcalError where the bytes hold something else."""
         for source in (self, self.origin):
             if source is not None and "sums" in source.known:
-                found = source.known["sums"]
-                return BinStatistics(*(self._own(found, source)[name] for name in SUMS), self.binning)
+                return _with_sums(self._own(source.known["sums"], source), self.binning)
         made = self._unpack(self.pieces)
         if self.cases * self.classes * self.binning.bins <= HELD:
             self.known["sums"] = _sums_of(made)
@@ -148,20 +147,20 @@ class FineStatistics(BinStatistics):
             if origin is not None and (key in origin.known or 2 * self.cases >= origin.cases):
                 self.known[key] = self._own(origin.numbers(key, function), origin)
             else:
-                self.known[key] = _joined(function(block) for block in blocks(self))
+                self.known[key] = _joined(map(function, blocks(self)), self.cases)
         return self.known[key]
 
     def _own(self, found: CaseNumbers, source: FineStatistics) -> CaseNumbers:
         if source is self:
             return found
-        return {name: values[self.rows][:, self.columns] for name, values in found.items()}
+        return {name: take(take(values, 0, self.rows), 1, self.columns) for name, values in found.items()}
 
     def rebin(self, bins: int) -> BinStatistics:
         """As of any statistics, block by block; the result is remembered."""
         errors = f"numbers {bins}"  # of `case_numbers`, which has the sums, too
         there = errors in self.known or (self.origin is not None and errors in self.origin.known)
         known = self.numbers(errors if there else f"bins {bins}", lambda block: _sums_of(block.rebin(bins)))
-        return BinStatistics(*(known[name] for name in SUMS), replace(self.binning, bins=bins))
+        return _with_sums(known, replace(self.binning, bins=bins))
 
     def pool(self, axis: Literal["case", "class"]) -> BinStatistics:
         """As of any statistics, block by block."""
@@ -185,15 +184,24 @@ def blocks(stats: BinStatistics) -> Iterator[BinStatistics]:
 
 
 def by_case(stats: BinStatistics, key: str, function: Callable[[BinStatistics], CaseNumbers]) -> CaseNumbers:
-    """What a function of statistics finds of each case and class, block by block; packed ones remember it by its key."""
+    """What a function of statistics finds of each case and class, block by block; packed ones remember it by a key."""
     if isinstance(stats, FineStatistics):
         return stats.numbers(key, function)
-    return _joined(function(block) for block in blocks(stats))
+    return _joined(map(function, blocks(stats)), stats.cases)
 
 
-def _joined(parts: Iterable[CaseNumbers]) -> CaseNumbers:
-    parts = list(parts)
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+def _joined(parts: Iterable[CaseNumbers], cases: int) -> CaseNumbers:
+    """The parts one below the other, put in their places as they come: they are never held twice."""
+    whole: CaseNumbers = {}
+    start = 0
+    for part in parts:
+        if not whole:
+            whole = {name: values.new_empty(cases, *values.shape[1:]) for name, values in part.items()}
+        number = len(next(iter(part.values())))
+        for name, values in part.items():
+            whole[name][start : start + number] = values
+        start += number
+    return whole
 
 
 def case_numbers(stats: BinStatistics, bins: int) -> CaseNumbers:
@@ -224,6 +232,11 @@ def _calibration(fine: BinStatistics, bins: int) -> CaseNumbers:
 
 def _sums_of(stats: BinStatistics) -> CaseNumbers:
     return {name: getattr(stats, name) for name in SUMS}
+
+
+def _with_sums(known: CaseNumbers, binning: Binning) -> BinStatistics:
+    count, confidence_sum, label_sum = (known[name] for name in SUMS)
+    return BinStatistics(count, confidence_sum, label_sum, binning)
 
 
 def packed_pieces(stats: BinStatistics) -> Sequence[Piece]:

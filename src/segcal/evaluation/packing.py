@@ -1,10 +1,10 @@
 """The three sums of a case in fine bins as few bytes, and back, exactly. All in numpy, as the workers are.
 
-Most fine bins of most cases are empty; only the others are kept. Of these, the count is a whole number, the label sum is
-near count times centre, and the confidence sum, of float32 probabilities, is that many times the bin's smallest step
-away from it: three small whole numbers, whose bytes of equal weight stand together and deflate well. A sum that is
-none (labels that are shares, probabilities that are float64) is kept as it is. About 3.4 bytes for a bin that holds
-voxels, where float64 sums deflate to 8.
+Most fine bins of most cases are empty; only the others are kept. Of these, the count is a whole number, the label sum
+is near count times centre, and so is the confidence sum, a whole number of the smallest steps between float32 numbers
+in the bin away: three small whole numbers, whose bytes of equal weight stand together and deflate well. A sum that is
+none (labels that are shares, probabilities that are float64) is kept as it is. A bin that holds voxels takes about 3.4
+bytes, where float64 sums deflate to 8.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Case:
     def __init__(self, content: bytes, cells: int) -> None:
         try:
             self._content = isal_zlib.decompress(content, -15)
-        except isal_zlib.error as error:
+        except isal_zlib.IsalError as error:
             raise ValueError(f"its sums cannot be unpacked: {error}") from error
         sizes = np.frombuffer(self._content[: 4 * HEADER].ljust(4 * HEADER, b"\0"), "<u4").tolist()
         self.number, *odd = sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import segcal
-from segcal._io.files import csv_text, replacing, write_whole
+from segcal._io.files import replacing, write_csv, write_whole
 from segcal._io.jobs import Failure
 from segcal.errors import ConfigError
 from segcal.evaluation.agreement import agreement_content
@@ -97,7 +97,7 @@ def write_results(outcome: Outcome, options: Options, out: Path) -> None:
     They replace those of the last time. Where no case could be measured, failures.csv alone is there.
     """
     with replacing(out, RESULTS) as new:
-        _write_csv(new / "failures.csv", Failure._fields, outcome.failures)
+        write_csv(new / "failures.csv", Failure._fields, outcome.failures)
         if outcome.measured is not None:
             _write_numbers(outcome.measured, outcome, options, new)
 
@@ -105,10 +105,10 @@ def write_results(outcome: Outcome, options: Options, out: Path) -> None:
 def _write_numbers(evaluation: Evaluation, outcome: Outcome, options: Options, out: Path) -> None:
     evaluation.save(out / "evaluation.npz")
     shown = evaluation if options.background else evaluation.foreground()
-    _write_csv(out / "cases.csv", ("case", "scope", "class", "metric", "value"), _tidy(shown))
+    write_csv(out / "cases.csv", ("case", "scope", "class", "metric", "value"), _tidy(shown))
     summary = shown.summary(background=options.background)
     fields = ("cases", "average", "scope", "class", "metric", "value", "std", "number")
-    _write_csv(out / "summary.csv", fields, summary)
+    write_csv(out / "summary.csv", fields, summary)
     content = {
         "cases": len(shown.cases),
         "complete_cases": len(shown.complete().cases),
@@ -131,16 +131,12 @@ def _tidy(evaluation: Evaluation) -> Iterator[tuple[str, str, str, str, float]]:
     from segcal.evaluation.columns import scope_of
 
     by_class = evaluation.case_metrics() | evaluation.decision_metrics()
-    metrics = {name: values.tolist() for name, values in by_class.items()}
     whole = evaluation.joint_scores() | evaluation.top_label_errors()
-    of_all = {name: values.tolist() for name, values in whole.items()}
-    for i, case in enumerate(evaluation.cases):
-        for j, name in enumerate(evaluation.classes):
-            for metric, values in metrics.items():
-                yield case, "class", name, metric, values[i][j]
-        for metric, values in of_all.items():
-            yield case, scope_of(None, metric), "", metric, values[i]
-
-
-def _write_csv(path: Path, fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    write_whole(path, csv_text(fields, rows).encode())
+    scopes = [scope_of(None, metric) for metric in whole]
+    for i, case in enumerate(evaluation.cases):  # as numbers of Python one case at a time: they take more room
+        columns = [values[i].tolist() for values in by_class.values()]
+        for name, row in zip(evaluation.classes, zip(*columns, strict=True), strict=True):
+            for metric, value in zip(by_class, row, strict=True):
+                yield case, "class", name, metric, value
+        for scope, (metric, values) in zip(scopes, whole.items(), strict=True):
+            yield case, scope, "", metric, values[i].item()
