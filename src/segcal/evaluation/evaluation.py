@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,14 +31,14 @@ from segcal.evaluation.fine import (
     decision_numbers,
     packed_pieces,
 )
-from segcal.metrics import ERRORS, ace, ece, mce, micro, occupied, signed_gap
-from segcal.scores import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
+from segcal.evaluation.micro import MicroSums, drawn, proper
+from segcal.metrics import ace, ece, mce
+from segcal.scores import OverlapCounts, ScoreSums, concatenate_sums, dice, map_sums
 from segcal.statistics import SUMS, BinStatistics
 
 FORMAT = "segcal evaluation 3"
 SECOND_FORMAT = "segcal evaluation 2"  # sums in fine bins as arrays, empty bins and all
 FIRST_FORMAT = "segcal evaluation 1"  # without joint scores; the log loss of a class was its part of the cross-entropy
-MICRO: tuple[Literal["paper", "pooled"], ...] = ("paper", "pooled")
 PACKED = {"statistics": "statistics_sizes", "top_label": "top_label_sizes"}
 """Of a file, the arrays of packed sums, and those that tell how many bytes each case has."""
 
@@ -190,7 +191,7 @@ class Evaluation:
         """Every metric by name, (case, class), with NaN where it has no value."""
         found = case_numbers(self.statistics, self.bins)
         calibration = {name: values for name, values in found.items() if name not in SUMS}
-        return {"dice": dice(self.overlap)} | calibration | _proper(self.scores)
+        return {"dice": dice(self.overlap)} | calibration | proper(self.scores)
 
     def decision_metrics(self) -> dict[str, Tensor]:
         """What the decisions of each case promise, (case, class), and volumes in ml; empty where they are not known.
@@ -220,7 +221,7 @@ class Evaluation:
         """Brier score and NLL of the whole distribution, per case; NaN where they are not known."""
         if self.joint is None:
             return dict.fromkeys(JOINT, torch.full((len(self.cases),), torch.nan, dtype=torch.float64))
-        return {name: values[:, 0] for name, values in _proper(self.joint).items()}
+        return {name: values[:, 0] for name, values in proper(self.joint).items()}
 
     def case_values(self, *, background: bool = False) -> dict[tuple[Label, str], Tensor]:
         """Each metric of each case, by (label, metric); the background is no class here unless asked for."""
@@ -239,43 +240,8 @@ class Evaluation:
         """Micro averages by (average, label, metric): one number, or one for each draw of `weights`, (draw, case)."""
         if not background and self.has_background:
             return self.foreground().micro_values(weights)
-        if weights is None:
-            weights = self.overlap.true.new_ones(1, len(self.cases))
-        found: dict[tuple[str, Label, str], Tensor] = {}
-        for reading in MICRO:
-            stats = micro(self.binned, reading=reading, weights=weights)
-            metrics = {name: error(stats) for name, error in ERRORS.items()}
-            if reading == "pooled":
-                metrics |= {"dice": dice(map_sums(weights.matmul, self.overlap)), "signed_gap": signed_gap(stats)}
-                metrics |= {"occupied": occupied(stats)}
-                metrics |= _proper(map_sums(weights.matmul, self.scores))
-            for metric, values in metrics.items():
-                found |= self._by_label(f"micro {reading}", metric, values)
-        for metric in JOINT:
-            found["micro pooled", None, metric] = weights.new_full((len(weights),), torch.nan)
-        if self.joint is not None:
-            pooled = _proper(map_sums(weights.matmul, self.joint))
-            found |= {("micro pooled", None, metric): values[:, 0] for metric, values in pooled.items()}
-        return found
-
-    def micro_distances(self, weights: Tensor, *, background: bool = False) -> dict[tuple[str, Label, str], Tensor]:
-        """For each draw of `weights`, how far its gaps lie from those of all cases, averaged as each error does."""
-        if not background and self.has_background:
-            return self.foreground().micro_distances(weights)
-        found: dict[tuple[str, Label, str], Tensor] = {}
-        for reading in MICRO:
-            drawn, whole = (micro(self.binned, reading=reading, weights=some) for some in (weights, None))
-            moved = drawn.confidence_sum - drawn.count * whole.signed_gap.nan_to_num(0.0)
-            apart = replace(drawn, confidence_sum=moved)  # its gaps are the differences of gaps
-            for metric, error in ERRORS.items():
-                values = error(apart)
-                found |= self._by_label(f"micro {reading}", metric, values)
-        return found
-
-    def _by_label(self, average: str, metric: str, values: Tensor) -> dict[tuple[str, Label, str], Tensor]:
-        """The columns of (draw, class) values by their names, and their mean over classes."""
-        columns = zip((*self.classes, None), (*values.unbind(1), values.nanmean(1)), strict=True)
-        return {(average, name, metric): column for name, column in columns}
+        sums = MicroSums(self)
+        return sums.values(sums.total if weights is None else drawn(weights, sums.of_cases))
 
     def summary(self, *, background: bool = False) -> list[Row]:
         """Macro mean and standard deviation, and both micro averages, over all and over complete cases.
@@ -422,10 +388,6 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return joined | ({"parts": apart} if any(apart) else {})
 
 
-def _proper(scores: ScoreSums) -> dict[str, Tensor]:
-    return {"brier": brier(scores), "nll": nll(scores)}
-
-
 def _scores(tensors: dict[str, Tensor], kind: str) -> ScoreSums:
     return ScoreSums(**{name: tensors[f"{kind}_{name}"] for name in ScoreSums.names()})
 
@@ -443,7 +405,7 @@ def _second_format(tensors: dict[str, Tensor], *, exclusive: bool) -> dict[str, 
 
 
 def _twice(names: Sequence[str]) -> str:
-    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
+    return ", ".join(sorted(name for name, number in Counter(names).items() if number > 1))
 
 
 def _macro_row(which: str, name: Label, metric: str, values: Tensor) -> Row:

@@ -248,11 +248,16 @@ def packed_pieces(stats: BinStatistics) -> Sequence[Piece]:
     return [spool.add(pack(sums.detach().cpu().double().numpy())) for sums in cases]
 
 
+def packed(stats: BinStatistics) -> FineStatistics:
+    """The same statistics, packed."""
+    return FineStatistics.packed(packed_pieces(stats), stats.classes, stats.binning)
+
+
 def concatenate(parts: Iterable[BinStatistics]) -> BinStatistics:
     """The cases of all parts, as `BinStatistics.concatenate`; packed ones stay so."""
     parts = list(parts)
-    packed = [part for part in parts if isinstance(part, FineStatistics) and part.whole]
-    if len(packed) < len(parts) or len({(part.classes, part.binning) for part in packed}) != 1:
+    fine = [part for part in parts if isinstance(part, FineStatistics) and part.whole]
+    if len(fine) < len(parts) or len({(part.classes, part.binning) for part in fine}) != 1:
         return BinStatistics.concatenate(parts)
-    pieces = [piece for part in packed for piece in part.pieces]
-    return FineStatistics.packed(pieces, packed[0].classes, packed[0].binning)
+    pieces = [piece for part in fine for piece in part.pieces]
+    return FineStatistics.packed(pieces, fine[0].classes, fine[0].binning)
