@@ -14,7 +14,6 @@ from segcal.decisions import DecisionSums
 from segcal.evaluation.fine import packed
 from segcal.report import build_report
 
-
 BLOCK = 100  # cases that are made at a time
 
 

@@ -57,9 +57,7 @@ def permutation_tests(
 def _permutation_test(
     seeds: Sequence[MicroSums], baseline: Sequence[MicroSums], tossed: Iterable[Tensor]
 ) -> dict[Key, float]:
-    pairs = [
-        (seeds[i % len(seeds)], baseline[i % len(baseline)]) for i in range(math.lcm(len(seeds), len(baseline)))
-    ]
+    pairs = [(seeds[i % len(seeds)], baseline[i % len(baseline)]) for i in range(math.lcm(len(seeds), len(baseline)))]
     apart = [tuple(map(torch.sub, other.of_cases, one.of_cases)) for one, other in pairs]
     shifts = [
         mean_of_seeds([_shift(*pair, drawn(some, rows)) for pair, rows in zip(pairs, apart, strict=True)])

@@ -26,7 +26,7 @@ from segcal.evaluation.columns import JOINT, Label, scope_of
 from segcal.evaluation.fine import (
     HELD,
     FineStatistics,
-    case_numbers,
+    case_errors,
     concatenate,
     decision_numbers,
     packed_pieces,
@@ -189,9 +189,7 @@ class Evaluation:
 
     def case_metrics(self) -> dict[str, Tensor]:
         """Every metric by name, (case, class), with NaN where it has no value."""
-        found = case_numbers(self.statistics, self.bins)
-        calibration = {name: values for name, values in found.items() if name not in SUMS}
-        return {"dice": dice(self.overlap)} | calibration | proper(self.scores)
+        return {"dice": dice(self.overlap)} | case_errors(self.statistics, self.bins) | proper(self.scores)
 
     def decision_metrics(self) -> dict[str, Tensor]:
         """What the decisions of each case promise, (case, class), and volumes in ml; empty where they are not known.

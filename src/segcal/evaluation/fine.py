@@ -123,15 +123,16 @@ class FineStatistics(BinStatistics):
             found = torch.from_numpy(unpack(contents, classes, self.binning.bins))
         except ValueError as error:
             raise SegcalError(f"an evaluation must hold the sums of its cases; {error}.") from error
-        if not ((found >= 0) & (found < LARGEST)).all():
+        if found.numel() and not (found.min() >= 0 and found.max() < LARGEST):  # of NaN, neither holds
             raise SegcalError("an evaluation must hold sums that are finite numbers of at least 0; some are not.")
         made = BinStatistics(found[0], found[1], found[2], self.binning)
         return made if self.whole else made.select(classes=self.columns)
 
     def blocks(self, together: int) -> Iterator[BinStatistics]:
         """So many cases at a time, as plain statistics."""
+        pieces = self.pieces
         for start in range(0, max(self.cases, 1), together):
-            yield self._unpack(self.pieces[start : start + together])
+            yield self._unpack(pieces[start : start + together])
 
     def select(
         self, *, cases: Sequence[int] | Tensor | None = None, classes: Sequence[int] | Tensor | None = None
@@ -157,7 +158,7 @@ class FineStatistics(BinStatistics):
 
     def rebin(self, bins: int) -> BinStatistics:
         """As of any statistics, block by block; the result is remembered."""
-        errors = f"numbers {bins}"  # of `case_numbers`, which has the sums, too
+        errors = f"numbers {bins}"  # of `case_errors`, which has the sums, too
         there = errors in self.known or (self.origin is not None and errors in self.origin.known)
         known = self.numbers(errors if there else f"bins {bins}", lambda block: _sums_of(block.rebin(bins)))
         return _with_sums(known, replace(self.binning, bins=bins))
@@ -204,9 +205,25 @@ def _joined(parts: Iterable[CaseNumbers], cases: int) -> CaseNumbers:
     return whole
 
 
-def case_numbers(stats: BinStatistics, bins: int) -> CaseNumbers:
-    """The calibration errors of each case and class in so many bins; and the sums in these bins, by `SUMS`."""
-    return by_case(stats, f"numbers {bins}", lambda fine: _calibration(fine, bins))
+def case_errors(stats: BinStatistics, bins: int) -> CaseNumbers:
+    """The calibration errors of each case and class in so many bins, and what else their bins tell."""
+    found = by_case(stats, f"numbers {bins}", lambda fine: _in_bins(fine, bins))
+    coarse = _with_sums(found, replace(stats.binning, bins=bins))
+    return {
+        "ace": ace(coarse),
+        "ece": ece(coarse),
+        "mce": mce(coarse),
+        "occupied": occupied(coarse),
+        "signed_gap": signed_gap(coarse),
+        "overconfidence": overconfidence(coarse),
+        "underconfidence": underconfidence(coarse),
+        "equal_mass_ace": found["equal_mass_ace"],
+    }
+
+
+def _in_bins(fine: BinStatistics, bins: int) -> CaseNumbers:
+    """All that needs the fine bins: the sums in so many, and the error in bins of equal mass."""
+    return _sums_of(fine.rebin(bins)) | {"equal_mass_ace": ace(equal_mass(fine, bins))}
 
 
 def decision_numbers(stats: BinStatistics) -> CaseNumbers:
@@ -214,20 +231,6 @@ def decision_numbers(stats: BinStatistics) -> CaseNumbers:
     return by_case(
         stats, "decisions", lambda fine: {"expected": fine.confidence_sum.sum(2), "uncertain": uncertain_voxels(fine)}
     )
-
-
-def _calibration(fine: BinStatistics, bins: int) -> CaseNumbers:
-    stats, even = fine.rebin(bins), equal_mass(fine, bins)
-    return {
-        "ace": ace(stats),
-        "ece": ece(stats),
-        "mce": mce(stats),
-        "occupied": occupied(stats),
-        "signed_gap": signed_gap(stats),
-        "overconfidence": overconfidence(stats),
-        "underconfidence": underconfidence(stats),
-        "equal_mass_ace": ace(even),
-    } | _sums_of(stats)
 
 
 def _sums_of(stats: BinStatistics) -> CaseNumbers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+COUNT, CONFIDENCE = 0, 1  # places of the sums; labels are the third
 ODD = 2**32 - 1  # marks a sum that is kept as it is
 LARGEST = 2.0**30
 FLOAT32_DIGITS = 23
-HEADER = 4  # whole numbers: occupied bins, then odd sums of each kind
+HEADER = 7  # whole numbers: occupied bins, then of each kind of sum how many bytes a code takes, and how many are odd
 
 
 def pack(sums: Array) -> bytes:
@@ -33,17 +35,19 @@ def pack(sums: Array) -> bytes:
     centre, step = (np.broadcast_to(each, (classes, bins))[occupied] for each in _grid(bins))
     codes, odd = np.empty(kept.shape, np.uint32), []
     with np.errstate(all="ignore"):
-        guesses = _guesses(kept[0], centre, step)
-        for i, (values, (guess, unit)) in enumerate(zip(kept, guesses, strict=True)):
+        for i, values in enumerate(kept):
+            guess, unit = _guess(i, kept[COUNT], centre, step)
             away = values / unit - guess
             whole = np.where(np.abs(away) < LARGEST, away, 0.5).astype(np.int64)
             codes[i] = (whole << 1) ^ (whole >> 63)
             is_odd = (whole + guess) * unit != values
             codes[i][is_odd] = ODD
             odd.append(values[is_odd])
-    header = np.array([kept.shape[1], *map(len, odd)], "<u4")
-    planes = np.moveaxis(codes.astype("<u4").view(np.uint8).reshape(*codes.shape, 4), 2, 1)
-    content = [header, np.packbits(occupied), planes, *(each.astype("<f8") for each in odd)]
+    planes: Array = np.moveaxis(codes.astype("<u4").view(np.uint8).reshape(*codes.shape, 4), 2, 1)
+    widths = [(int(each.max(initial=0)).bit_length() + 7) // 8 for each in codes]
+    header = np.array([kept.shape[1], *widths, *map(len, odd)], "<u4")
+    content = [header, np.packbits(occupied), *(planes[i, :width] for i, width in enumerate(widths))]
+    content += [each.astype("<f8") for each in odd]
     # Run lengths and small blocks: planes are noise or all alike, and each has its own frequencies.
     squeeze = zlib.compressobj(1, zlib.DEFLATED, -15, 5, zlib.Z_RLE)
     return b"".join([*(squeeze.compress(part.tobytes()) for part in content), squeeze.flush()])
@@ -55,32 +59,37 @@ def unpack(packed: Sequence[bytes], classes: int, bins: int) -> Array:
     if not packed:
         return sums.reshape(3, 0, classes, bins)
     cases = [_Case(content, classes * bins) for content in packed]
-    occupied = np.unpackbits(
-        np.frombuffer(b"".join(case.occupied for case in cases), np.uint8).reshape(len(cases), -1), axis=1
-    )[:, : classes * bins].view(bool)
-    if occupied.sum(1).tolist() != [case.number for case in cases]:
+    bits = np.frombuffer(b"".join(case.occupied for case in cases), np.uint8).reshape(len(cases), -1)
+    occupied = np.unpackbits(bits, axis=1)[:, : classes * bins]
+    if occupied.sum(1, dtype=np.int64).tolist() != [case.number for case in cases]:
         raise ValueError("its occupied bins are not as many as it says")
-    places = np.nonzero(occupied)[1] % bins
-    centre, step = (each[places] for each in _grid(bins))
-    planes = [np.frombuffer(b"".join(case.plane(j) for case in cases), np.uint8) for j in range(12)]
+    where = np.flatnonzero(occupied)
+    centre, step = (np.tile(each, len(cases) * classes)[where] for each in _grid(bins))
     count = np.zeros(0)
     for i in range(3):
-        codes = np.stack(planes[4 * i : 4 * i + 4], 1).view("<u4")[:, 0]
-        away = ((codes >> 1) ^ -(codes & 1).astype(np.int32)).astype(np.float64)
-        guess, unit = (0.0, 1.0) if i == 0 else _guesses(count, centre, step)[i]
-        values = (away + guess) * unit
+        codes = np.zeros(len(where), np.int64)
+        for place in range(max(case.widths[i] for case in cases)):
+            plane = np.frombuffer(b"".join([case.plane(i, place) for case in cases]), np.uint8)
+            codes |= plane.astype(np.int64) << (8 * place)
+        guess, unit = _guess(i, count, centre, step)
+        values = ((codes >> 1) ^ -(codes & 1)).astype(np.float64)
+        values += guess
+        values *= unit
         _put_odd(values, codes, [case.odd[i] for case in cases])
-        sums[i][occupied] = values
-        count = values if i == 0 else count
+        sums[i].reshape(-1)[where] = values
+        count = values if i == COUNT else count
     return sums.reshape(3, len(packed), classes, bins)
 
 
-def _guesses(count: Array, centre: Array, step: Array) -> tuple[tuple[Array | float, Array | float], ...]:
-    """What each sum of a bin is likely to be, as a whole number of units, and the unit."""
+def _guess(kind: int, count: Array, centre: Array, step: Array) -> tuple[Array | float, Array | float]:
+    """What a sum of a bin is likely to be, as a whole number of units, and the unit."""
+    if kind == COUNT:
+        return 0.0, 1.0
     middle = count * centre
-    return (0.0, 1.0), (np.rint(middle / step), step), (np.rint(middle), 1.0)
+    return (np.rint(middle / step), step) if kind == CONFIDENCE else (np.rint(middle), 1.0)
 
 
+@lru_cache(maxsize=4)
 def _grid(bins: int) -> tuple[Array, Array]:
     """The centre of each bin, and the smallest step between float32 numbers in it; in the first there is no such."""
     lower = np.arange(bins) / bins
@@ -105,19 +114,23 @@ class _Case:
         except isal_zlib.error as error:  # type: ignore[misc]  # of modules without types
             raise ValueError(f"its sums cannot be unpacked: {error}") from error
         sizes = np.frombuffer(self._content[: 4 * HEADER].ljust(4 * HEADER, b"\0"), "<u4").tolist()
-        self.number, *odd = sizes
+        self.number, self.widths, odd = sizes[0], sizes[1:4], sizes[4:]
         start = 4 * HEADER + (cells + 7) // 8
         self.occupied = self._content[4 * HEADER : start]
-        self._planes = start
-        start += 12 * self.number
+        self._starts = []
+        for width in self.widths:
+            self._starts.append(start)
+            start += width * self.number
         self.odd = []
         for number in odd:
             self.odd.append(self._content[start : start + 8 * number])
             start += 8 * number
-        if start != len(self._content):
+        if start != len(self._content) or max(self.widths) > 4:
             raise ValueError(f"its sums take {len(self._content)} bytes where {start} were told")
 
-    def plane(self, j: int) -> bytes:
-        """One byte of each code: those of counts from the least on, then those of the other sums."""
-        start = self._planes + j * self.number
+    def plane(self, kind: int, place: int) -> bytes:
+        """A byte of each code of this kind of sum, the least first."""
+        if place >= self.widths[kind]:
+            return bytes(self.number)
+        start = self._starts[kind] + place * self.number
         return self._content[start : start + self.number]
