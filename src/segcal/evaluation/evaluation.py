@@ -199,7 +199,7 @@ class Evaluation:
         """
         if self.decisions is None:
             return {}
-        voxel_ml, found = self.decisions.voxel_ml, decision_numbers(self.statistics)
+        voxel_ml, found = self.decisions.voxel_ml, decision_numbers(self.statistics, self.bins)
         return {
             "expected_dice": dice_of_sums(found["expected"], self.overlap, self.decisions),
             "volume_ml": self.overlap.predicted * voxel_ml,

@@ -142,7 +142,7 @@ class FineStatistics(BinStatistics):
         return FineStatistics._made(self.binning, self.everything, *chosen, self.origin or self)
 
     def numbers(self, key: str, function: Callable[[BinStatistics], CaseNumbers]) -> CaseNumbers:
-        """What `by_case` finds; remembered."""
+        """What a function of statistics finds of each case and class, block by block; remembered by its key."""
         if key not in self.known:
             origin = self.origin
             if origin is not None and (key in origin.known or 2 * self.cases >= origin.cases):
@@ -184,13 +184,6 @@ def blocks(stats: BinStatistics) -> Iterator[BinStatistics]:
         yield stats.select(cases=range(start, min(start + together, stats.cases)))
 
 
-def by_case(stats: BinStatistics, key: str, function: Callable[[BinStatistics], CaseNumbers]) -> CaseNumbers:
-    """What a function of statistics finds of each case and class, block by block; packed ones remember it by a key."""
-    if isinstance(stats, FineStatistics):
-        return stats.numbers(key, function)
-    return _joined(map(function, blocks(stats)), stats.cases)
-
-
 def _joined(parts: Iterable[CaseNumbers], cases: int) -> CaseNumbers:
     """The parts one below the other, put in their places as they come: they are never held twice."""
     whole: CaseNumbers = {}
@@ -207,7 +200,7 @@ def _joined(parts: Iterable[CaseNumbers], cases: int) -> CaseNumbers:
 
 def case_errors(stats: BinStatistics, bins: int) -> CaseNumbers:
     """The calibration errors of each case and class in so many bins, and what else their bins tell."""
-    found = by_case(stats, f"numbers {bins}", lambda fine: _in_bins(fine, bins))
+    found = _of_cases(stats, bins, lambda fine: _in_bins(fine, bins))
     coarse = _with_sums(found, replace(stats.binning, bins=bins))
     return {
         "ace": ace(coarse),
@@ -221,16 +214,25 @@ def case_errors(stats: BinStatistics, bins: int) -> CaseNumbers:
     }
 
 
+def decision_numbers(stats: BinStatistics, bins: int) -> CaseNumbers:
+    """Voxels of each case and class that are "expected", and those whose probability is "uncertain"."""
+    return _of_cases(stats, bins, _promised)
+
+
+def _of_cases(stats: BinStatistics, bins: int, function: Callable[[BinStatistics], CaseNumbers]) -> CaseNumbers:
+    """What a function finds of each case; of packed statistics all that is found here, as they are read but once."""
+    if isinstance(stats, FineStatistics):
+        return stats.numbers(f"numbers {bins}", lambda fine: _in_bins(fine, bins) | _promised(fine))
+    return _joined(map(function, blocks(stats)), stats.cases)
+
+
 def _in_bins(fine: BinStatistics, bins: int) -> CaseNumbers:
-    """All that needs the fine bins: the sums in so many, and the error in bins of equal mass."""
+    """The sums in so many bins, and the error in as many of equal mass, which needs the fine ones."""
     return _sums_of(fine.rebin(bins)) | {"equal_mass_ace": ace(equal_mass(fine, bins))}
 
 
-def decision_numbers(stats: BinStatistics) -> CaseNumbers:
-    """Expected voxels of each case and class, and those whose probability is uncertain."""
-    return by_case(
-        stats, "decisions", lambda fine: {"expected": fine.confidence_sum.sum(2), "uncertain": uncertain_voxels(fine)}
-    )
+def _promised(fine: BinStatistics) -> CaseNumbers:
+    return {"expected": fine.confidence_sum.sum(2), "uncertain": uncertain_voxels(fine)}
 
 
 def _sums_of(stats: BinStatistics) -> CaseNumbers:

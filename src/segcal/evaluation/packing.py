@@ -67,12 +67,12 @@ def unpack(packed: Sequence[bytes], classes: int, bins: int) -> Array:
     centre, step = (np.tile(each, len(cases) * classes)[where] for each in _grid(bins))
     count = np.zeros(0)
     for i in range(3):
-        codes = np.zeros(len(where), np.int64)
+        codes = np.zeros(len(where), np.uint32)
         for place in range(max(case.widths[i] for case in cases)):
             plane = np.frombuffer(b"".join([case.plane(i, place) for case in cases]), np.uint8)
-            codes |= plane.astype(np.int64) << (8 * place)
+            codes |= plane.astype(np.uint32) << np.uint32(8 * place) if place else plane
         guess, unit = _guess(i, count, centre, step)
-        values = ((codes >> 1) ^ -(codes & 1)).astype(np.float64)
+        values = ((codes >> 1) ^ (0 - (codes & 1))).view(np.int32).astype(np.float64)
         values += guess
         values *= unit
         _put_odd(values, codes, [case.odd[i] for case in cases])
