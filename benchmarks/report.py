@@ -11,36 +11,50 @@ import torch
 from measure import write_rows
 from segcal import Binning, BinStatistics, Evaluation, OverlapCounts, ScoreSums
 from segcal.decisions import DecisionSums
+from segcal.evaluation.fine import packed
 from segcal.report import build_report
 
+BLOCK = 100  # cases that are made at a time
 
-def cohort(cases: int, classes: int, *, sharpness: float, seed: int) -> Evaluation:
-    """Sums as real predictions have them: every bin filled, most voxels background, probabilities too extreme."""
+
+def cohort(cases: int, classes: int, *, sharpness: float, seed: int, filled: float = 1.0) -> Evaluation:
+    """Sums as real predictions have them: most voxels background, probabilities too extreme, bins filled by chance."""
     generator = torch.Generator().manual_seed(seed)
+    starts = range(0, cases, BLOCK)
+    parts = [_part(range(i, min(i + BLOCK, cases)), classes, sharpness, filled, generator) for i in starts]
+    return Evaluation.concatenate(parts)
+
+
+def _part(cases: range, classes: int, sharpness: float, filled: float, generator: torch.Generator) -> Evaluation:
     binning = Binning(1200)
-    shape = (cases, classes + 1, binning.bins)
-    centre = (torch.arange(binning.bins, dtype=torch.float64) + 0.5) / binning.bins
+    shape = (len(cases), classes + 1, binning.bins)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    centre = ((torch.arange(binning.bins) + 0.5) / binning.bins).float().double()  # as probabilities are
     wobble = torch.randn(*shape[:2], 1, generator=generator, dtype=torch.float64) * 0.3
     share = torch.sigmoid(torch.logit(centre) / sharpness + wobble)
-    count = (200 * torch.rand(shape, generator=generator, dtype=torch.float64)).floor() + 1
+    count = ((200 * rand(*shape)).floor() + 1) * (rand(*shape) < filled)
     count[..., 0] = 1e6
     share[..., 0] = 1e-4
     label_sum = (count * share).floor()
     # The same in every method, or they would not have been evaluated against the same labels.
-    true = 5000 + 100 * torch.arange(cases, dtype=torch.float64)[:, None].repeat(1, classes + 1)
-    both = (true * (0.7 + 0.2 * torch.rand(true.shape, generator=generator, dtype=torch.float64))).floor()
+    true = 5000 + 100 * torch.tensor(cases, dtype=torch.float64)[:, None].repeat(1, classes + 1)
+    both = (true * (0.7 + 0.2 * rand(*true.shape))).floor()
     voxels = count.sum(-1)
-    sure = (both + true) / 2 + 100 * torch.rand(true.shape, generator=generator, dtype=torch.float64)
+    sure = (both + true) / 2 + 100 * rand(*true.shape)
+    names = [f"case_{i:05}" for i in cases]
     return Evaluation(
-        BinStatistics(count, count * centre, label_sum, binning),
+        packed(BinStatistics(count, count * centre, label_sum, binning)),
         OverlapCounts(true, true, both),
         ScoreSums(0.01 * voxels, 0.05 * voxels, voxels),
         None,
-        cases=tuple(f"case_{i:04}" for i in range(cases)),
+        cases=tuple(names),
         classes=("background", *(f"organ {c}" for c in range(1, classes + 1))),
         has_background=True,
         decisions=DecisionSums(sure, true, torch.full_like(true, 0.0015)),
-        provenance={"files": {f"case_{i:04}": {"bytes": 1 << 20, "changed_ns": i} for i in range(cases)}},
+        provenance={"files": {name: {"bytes": 1 << 20, "changed_ns": i} for i, name in enumerate(names)}},
     )
 
 

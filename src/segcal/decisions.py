@@ -78,13 +78,38 @@ def threshold_curves(stats: BinStatistics) -> ThresholdCurves:
     >>> curves.dice, curves.expected_dice[..., 1]  # 2 * 1.5 / (2 + 1.7)
     (tensor([[[0.5000, 0.6667, 0.0000]]], dtype=torch.float64), tensor([[0.8108]], dtype=torch.float64))
     """
+    return curves_of(*sums_above(stats), stats.binning.bins)
+
+
+def sums_above(stats: BinStatistics) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts, confidences and labels from each edge on, (case, class, edge); ConfigError as by `threshold_curves`."""
     decided, right, hits = (_above(sums) for sums in _hard(stats))
+    return decided, right, hits
+
+
+def dice_curves(decided: Tensor, right: Tensor, hits: Tensor) -> tuple[Tensor, Tensor]:
+    """Dice and expected Dice at all edges, from `sums_above`."""
+    return _dices(decided, right, hits, right[..., :1], hits[..., :1])
+
+
+def _dices(decided: Tensor, right: Tensor, hits: Tensor, expected: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    return _ratio(2 * hits, decided + true, where=true > 0), _ratio(2 * right, decided + expected)
+
+
+def curves_of(
+    decided: Tensor, right: Tensor, hits: Tensor, bins: int, *, edges: Tensor | None = None
+) -> ThresholdCurves:
+    """The curves that follow from `sums_above`, at all edges of so many bins or at some."""
     expected, true = right[..., :1], hits[..., :1]
-    bins = stats.binning.bins
+    if edges is None:
+        edges = torch.arange(bins + 1)
+    else:
+        decided, right, hits = (sums[..., edges] for sums in (decided, right, hits))
+    dice, promised = _dices(decided, right, hits, expected, true)
     return ThresholdCurves(
-        thresholds=torch.arange(bins + 1, dtype=torch.float64) / bins,
-        dice=_ratio(2 * hits, decided + true, where=true > 0),
-        expected_dice=_ratio(2 * right, decided + expected),
+        thresholds=edges.double() / bins,
+        dice=dice,
+        expected_dice=promised,
         sensitivity=_ratio(hits, true),
         expected_sensitivity=_ratio(right, expected),
         precision=_ratio(hits, decided),
@@ -111,7 +136,12 @@ def expected_dice(stats: BinStatistics, overlap: OverlapCounts, decisions: Decis
     >>> expected_dice(evaluation.statistics, evaluation.overlap, evaluation.decisions)  # 2 * 0.9 / 2.1, 2 * 0.8 / 1.9
     tensor([[0.8571, 0.8421]], dtype=torch.float64)
     """
-    return _ratio(2 * decisions.confidence, overlap.predicted + stats.confidence_sum.sum(2))
+    return dice_of_sums(stats.confidence_sum.sum(2), overlap, decisions)
+
+
+def dice_of_sums(expected: Tensor, overlap: OverlapCounts, decisions: DecisionSums) -> Tensor:
+    """`expected_dice` from the expected voxels of each case and class, the sum of all probabilities."""
+    return _ratio(2 * decisions.confidence, overlap.predicted + expected)
 
 
 def uncertain_voxels(stats: BinStatistics) -> Tensor:

@@ -210,8 +210,10 @@ def equal_mass(stats: BinStatistics, bins: int, *, above: float = 0.01) -> BinSt
     if not (is_number(above) and 0 <= above < 1):
         raise ConfigError(f"above must be a probability from 0 to below 1; got {above!r}.")
     binning = Binning(bins, equal_mass_above=float(above))
-    kept = stats.binning.edges[:-1].to(stats.count) >= above
-    count, confidence_sum, label_sum = (sums * kept for sums in (stats.count, stats.confidence_sum, stats.label_sum))
+    first = int((stats.binning.edges[:-1] < above).sum())
+    count, confidence_sum, label_sum = (
+        sums[..., first:] for sums in (stats.count, stats.confidence_sum, stats.label_sum)
+    )
     total = count.sum(-1, keepdim=True)
     middle = count.cumsum(-1) - count / 2
     target = (middle / torch.where(total > 0, total, 1) * bins).long().clamp(max=bins - 1)

@@ -150,7 +150,7 @@ class BinStatistics:
         classes: the same for classes.
         """
         rows, columns = self._index(cases, 0), self._index(classes, 1)
-        return self._map(lambda name: _take(_take(getattr(self, name), 0, rows), 1, columns))
+        return self._map(lambda name: take(take(getattr(self, name), 0, rows), 1, columns))
 
     def rebin(self, bins: int) -> BinStatistics:
         """The same sums in fewer bins, exact on every edge.
@@ -214,7 +214,7 @@ class BinStatistics:
         raise ConfigError(f"statistics must share one binning; got {self.binning} and {other.binning}. {remedy}")
 
     def _index(self, wanted: Sequence[int] | Tensor | None, dim: int) -> Tensor:
-        length, word = self.count.shape[dim], ("case", "class")[dim]
+        length, word = (self.cases, self.classes)[dim], ("case", "class")[dim]
         index = torch.arange(length) if wanted is None else torch.as_tensor(wanted)
         if index.dtype == torch.bool:
             if index.shape != (length,):
@@ -225,7 +225,11 @@ class BinStatistics:
         index = index.long()
         if index.numel() and not -length <= int(index.min()) <= int(index.max()) < length:
             raise ShapeError(f"{word} indices must lie in 0..{length - 1}; got {index.tolist()}.")
-        return torch.where(index < 0, index + length, index).to(self.count.device)
+        return torch.where(index < 0, index + length, index).to(self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.count.device
 
     def _map(self, function: Callable[[str], Tensor], *, bins: int | None = None) -> BinStatistics:
         count, confidence_sum, label_sum = (function(name) for name in SUMS)
@@ -233,7 +237,7 @@ class BinStatistics:
         return BinStatistics(count, confidence_sum, label_sum, binning)
 
 
-def _take(sums: Tensor, dim: int, index: Tensor) -> Tensor:
+def take(sums: Tensor, dim: int, index: Tensor) -> Tensor:
     """These entries along an axis; a view where they stand side by side."""
     if len(index) and torch.equal(index, torch.arange(int(index[0]), int(index[0]) + len(index), device=index.device)):
         return sums.narrow(dim, int(index[0]), len(index))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from formats import rewrite_as_second
 from sklearn.metrics import brier_score_loss, log_loss
 
 from segcal import (
@@ -21,6 +22,7 @@ from segcal import (
     dice,
     nll,
 )
+from segcal.statistics import SUMS
 
 
 def make(cases=3, classes=3, voxels=400, seed=0, absent=()):
@@ -166,7 +168,7 @@ def test_a_file_that_is_no_evaluation_is_refused_in_a_sentence(tmp_path, damage)
         np.savez(path, header=np.array([{"format": 1}], dtype=object))
     else:
         path.write_bytes({"empty": b"", "text": b"hello", "cut": content[: len(content) // 2]}[damage])
-    with pytest.raises(SegcalError, match="segcal evaluation 2"):
+    with pytest.raises(SegcalError, match="segcal evaluation 3"):
         Evaluation.load(path)
 
 
@@ -176,6 +178,7 @@ def test_a_file_that_is_no_evaluation_is_refused_in_a_sentence(tmp_path, damage)
         ("statistics_count", lambda array: array * np.nan, "statistics_count must be finite numbers of at least 0"),
         ("statistics_count", lambda array: array - 1e9, "statistics_count must be finite numbers of at least 0"),
         ("overlap_true", lambda array: array.astype(complex), "overlap_true must be real numbers"),
+        ("statistics", lambda array: array[::-1].copy(), "sums"),
         ("header", lambda text: np.array(re.sub(r'"fine_bins": \d+', '"fine_bins": 1e999', str(text))), "infinity"),
         ("header", lambda text: np.array(re.sub(r'"cases": \[', '"cases": [null, ', str(text))), "list of texts"),
     ],
@@ -183,12 +186,38 @@ def test_a_file_that_is_no_evaluation_is_refused_in_a_sentence(tmp_path, damage)
 def test_a_file_with_senseless_content_is_refused_in_a_sentence(tmp_path, name, change, message):
     path = tmp_path / "evaluation.npz"
     make()[0].save(path)
+    if name == "statistics_count":
+        rewrite_as_second(path)
     with np.load(path) as archive:
         arrays = {key: archive[key] for key in archive.files}
     arrays[name] = change(arrays[name])
     np.savez(path, **arrays)
     with pytest.raises(SegcalError, match=rf"evaluation\.npz must hold the sums of an evaluation; .*{message}"):
         Evaluation.load(path)
+
+
+def test_packed_sums_of_other_sizes_than_told_are_refused(tmp_path):
+    path = tmp_path / "evaluation.npz"
+    make()[0].save(path)
+    with np.load(path) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    for sizes in (arrays["statistics_sizes"] + 1, arrays["statistics_sizes"][:-1], np.array(["a"])):
+        np.savez(path, **arrays | {"statistics_sizes": sizes})
+        with pytest.raises(SegcalError, match=r"evaluation\.npz must be a file of the format .*; packed sums must be"):
+            Evaluation.load(path)
+
+
+def test_files_of_the_second_format_are_read(tmp_path):
+    evaluation, _, _ = make(absent=[(0, 1)])
+    evaluation.save(tmp_path / "old.npz")
+    rewrite_as_second(tmp_path / "old.npz")
+    loaded = Evaluation.load(tmp_path / "old.npz")
+    for kind in ("statistics", "top_label"):
+        for name in SUMS:
+            assert torch.equal(getattr(getattr(loaded, kind), name), getattr(getattr(evaluation, kind), name))
+    loaded.save(tmp_path / "new.npz")
+    evaluation.save(tmp_path / "same.npz")
+    assert (tmp_path / "new.npz").read_bytes() == (tmp_path / "same.npz").read_bytes()
 
 
 def test_scores_of_all_classes_are_torchs_cross_entropy_and_scikit_learns_brier_score():
@@ -250,6 +279,7 @@ def test_files_of_the_first_format_load_with_what_they_can_tell(tmp_path, exclus
     if not exclusive:
         evaluation = replace(evaluation, top_label=None, has_background=False)
     replace(evaluation, joint=None).save(path)
+    rewrite_as_second(path)
     with np.load(path) as archive:
         arrays = {key: archive[key] for key in archive.files}
     arrays["header"] = np.array(str(arrays["header"]).replace("segcal evaluation 2", "segcal evaluation 1"))

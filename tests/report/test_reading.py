@@ -19,7 +19,7 @@ def of(evaluations):
     """A comparison and its diagrams."""
     comparison = compare(evaluations, resamples=50)
     matched, _ = match_cases(evaluations)
-    return comparison, {name: method_diagrams(part, part.cases, level=0.95, seed=0) for name, part in matched.items()}
+    return comparison, method_diagrams(matched, next(iter(matched.values())).cases, level=0.95, seed=0)
 
 
 def read(evaluations):

@@ -12,9 +12,10 @@ import shutil
 import tempfile
 import uuid
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, BinaryIO
 
 import numpy as np
@@ -22,6 +23,7 @@ from filelock import FileLock, Timeout, lock_descriptor
 from numpy.lib import format as npy
 
 from segcal._io.parsing import parse_json
+from segcal._io.spool import Piece, Spool
 from segcal.errors import ConfigError, SegcalError
 
 _MARK = re.compile(r"[0-9a-f]{32}")
@@ -226,16 +228,29 @@ def _outside(path: str, stage: Path) -> str:
     return os.fspath(stage.parent / Path(path).name) if Path(path).parent == stage else path
 
 
-def write_npz(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> str:
-    """Write arrays and a JSON header as .npz: no pickle, the same bytes for the same content. The header's text."""
+def write_npz(
+    path: Path,
+    header: dict[str, Any],
+    arrays: dict[str, np.ndarray[Any, Any]],
+    *,
+    packed: Mapping[str, Sequence[Piece]] = MappingProxyType({}),
+) -> str:
+    """Write arrays and a JSON header as .npz: no pickle, the same bytes for the same content. The header's text.
+
+    packed: further arrays of bytes, each from pieces that are read one at a time; they are packed already.
+    """
     text = json.dumps(header, indent=2, ensure_ascii=False)
-    content = io.BytesIO()
     # Level 1: sums are mostly zeros or noise, and more effort gains little. zipfile writes no time of day.
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with new_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, array in {"header": np.array(text), **arrays}.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 npy.write_array(member, np.asarray(array), allow_pickle=False)
-    write_whole(path, content.getbuffer())
+        for name, pieces in packed.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:  # stored as it is
+                size = sum(piece.size for piece in pieces)
+                npy.write_array_header_1_0(member, {"descr": "|u1", "fortran_order": False, "shape": (size,)})
+                for piece in pieces:
+                    member.write(piece.read())
     return text
 
 
@@ -245,11 +260,38 @@ def read_header(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
 
 
 def read_npz(
-    path: str | os.PathLike[str], *, kind: str | tuple[str, ...]
-) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """Header and arrays of a file that `write_npz` wrote with this `format` in its header; SegcalError otherwise."""
+    path: str | os.PathLike[str], *, kind: str | tuple[str, ...], packed: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Header and arrays of a file that `write_npz` wrote with this `format` in its header; SegcalError otherwise.
+
+    packed: names of arrays of bytes to be put aside in pieces, with the names of the arrays of their sizes.
+    """
     kinds = (kind,) if isinstance(kind, str) else kind
-    return _read(path, kinds, lambda content: {name: content[name] for name in content.files if name != "header"})
+
+    def arrays(content: Any) -> dict[str, Any]:
+        aside = {name: sizes for name, sizes in packed.items() if sizes in content.files}
+        found = {name: content[name] for name in content.files if name != "header" and name not in aside}
+        for name, sizes in aside.items():
+            with content.zip.open(f"{name}.npy") as member:
+                found[name] = _pieces(member, found[sizes])
+        return found
+
+    return _read(path, kinds, arrays)
+
+
+def _pieces(member: IO[bytes], sizes: np.ndarray[Any, Any]) -> list[Piece]:
+    """The bytes of an array in a file, put aside in pieces of these sizes."""
+    npy.read_magic(member)
+    shape, _, kind = npy.read_array_header_1_0(member)
+    if kind != np.uint8 or sizes.dtype.kind not in "iu" or sizes.ndim != 1 or shape != (int(sizes.sum()),):
+        raise ValueError("packed sums must be bytes, as many as their sizes tell")
+    spool, pieces = Spool(), []
+    for size in sizes.tolist():
+        content = member.read(size)
+        if size < 0 or len(content) != size:
+            raise ValueError("packed sums must be as long as their sizes tell")
+        pieces.append(spool.add(content))
+    return pieces
 
 
 def _read(
@@ -313,10 +355,22 @@ def is_locked(path: Path) -> bool:
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table as CSV, a line each; a carriage return, which would end a line for some readers, is written as \\r."""
     content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
+    _write_rows(content, header, rows)
+    return content.getvalue()
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table as `csv_text` makes it, line by line, so that nobody ever sees a part of it."""
+    with new_file(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        _write_rows(text, header, rows)
+        text.detach()  # else it would close the file
+
+
+def _write_rows(file: IO[str], header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
     writer.writerows([x.replace("\r", "\\r") if isinstance(x, str) else x for x in row] for row in rows)
-    return content.getvalue()
 
 
 class Ledger:

@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from segcal._io.words import counted
+from segcal.comparison.drawing import Drawn, bootstrap, mean_of_seeds, permutation_tests
 from segcal.comparison.entry import Entry
 from segcal.comparison.matching import flat, match
 from segcal.errors import ConfigError, one_of
@@ -21,28 +22,26 @@ from segcal.evaluation.columns import IN_POINTS, Label, scope_of
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import (
     FEWEST_PATIENTS,
-    calibrated_draws,
+    LabelDraws,
     error_interval,
     expanded,
-    group_matrix,
     holm,
+    patient_places,
     patients_of,
-    permutation_p,
     quantile_interval,
-    resample_weights,
+    resample_blocks,
     signed_rank_test,
-    swaps,
+    swap_blocks,
     t_test,
-    weighted_mean,
 )
-from segcal.metrics import ERRORS, micro
+from segcal.evaluation.micro import Key, MicroSums
+from segcal.metrics import ERRORS
 from segcal.statistics import BinStatistics
 
-Key = tuple[str, Label, str]  # average, label, metric
-
-
 SWAPS_PER_RESAMPLE = 5  # so that Holm's correction over 60 tests leaves ** within reach
-TOGETHER = 500  # swaps at a time, to bound memory
+FEWEST_DRAWS = 10  # of labels, of however many cases
+MOST_DRAWN = 10**7  # bins to draw labels for in all draws together; 1,000 cases of 5 classes have as many in 100
+DRAWN_TOGETHER = 2**15  # bins at a time, which fit a processor's cache
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def compare(
     background: whether the background counts as a class.
     level: of the intervals.
     resamples: draws of the bootstrap; permutation tests take five times as many.
-    draws: of labels, for the floor.
+    draws: of labels, for the floor; of more than 1,000 cases fewer, but no fewer than 10.
     seed: of all random numbers.
 
     >>> from segcal import EvaluationAccumulator
@@ -184,18 +183,24 @@ def compare(
     for which, names in (("all", first.cases), ("complete", complete)):
         if not names or (which == "complete" and names == first.cases):
             continue
-        rows = [first.cases.index(name) for name in names]
+        place = {name: i for i, name in enumerate(first.cases)}
+        rows = [place[name] for name in names]
         groups = patients_of(names, patients)
-        weights = resample_weights(groups, number=resamples, seed=seed)
         chosen = {method: [part.select(cases=rows) for part in seeds] for method, seeds in methods.items()}
-        measured = {method: _measure(seeds, weights, draws, seed) for method, seeds in chosen.items()}
-        enough = len(set(groups)) >= FEWEST_PATIENTS
-        p_micro: dict[str, dict[Key, float]] = {}
-        if enough and len(chosen) > 1:
-            tossed = swaps(groups, number=SWAPS_PER_RESAMPLE * resamples, seed=seed)
-            baseline, *others = chosen
-            p_micro = {method: _permutation_tests(chosen[method], chosen[baseline], tossed) for method in others}
-        entries += _entries(which, measured, p_micro, weights if enough else None, group_matrix(groups), level)
+        measured = {method: _measure(seeds, draws, seed) for method, seeds in chosen.items()}
+        of_first, *of_others = (part.keys for part in measured.values())
+        keys = [key for key in of_first if all(key in other for other in of_others)]
+        by_case = _shared(measured, keys)
+        draw, p_micro = None, {}
+        if len(set(groups)) >= FEWEST_PATIENTS:
+            draw = bootstrap(
+                {method: part.sums for method, part in measured.items()},
+                by_case,
+                resample_blocks(groups, number=resamples, seed=seed),
+            )
+            tossed = partial(swap_blocks, groups, number=SWAPS_PER_RESAMPLE * resamples, seed=seed)
+            p_micro = permutation_tests({method: part.sums for method, part in measured.items()}, tossed)
+        entries += _entries(which, measured, keys, by_case, draw, p_micro, patient_places(groups), level)
     return Comparison(
         methods=tuple(methods),
         classes=first.classes,
@@ -218,51 +223,39 @@ def floors(evaluation: Evaluation, *, draws: int = 20, seed: int = 0) -> dict[Ke
     return {key: value.item() for key, value in found.items()}
 
 
-def _coarse(part: Evaluation) -> Evaluation:
-    """With the bins that are reported alone, which is all that micro averages need."""
-    return replace(part, statistics=part.binned)
-
-
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """Of one method, means over its seeds: each case's values, micro averages, and those of each bootstrap draw."""
+    """Of one method, means over its seeds: each case's values and micro averages."""
 
     by_case: dict[Key, Tensor]
     micro: dict[Key, Tensor]
-    drawn: dict[Key, Tensor]
-    distances: dict[Key, Tensor]
-    """How far the gaps of a draw are from those of all cases, for the errors among the micro averages."""
+    sums: list[MicroSums]
+    """Of each seed, what micro averages add up."""
     floor: dict[Key, Tensor]
     cases: int
     each_seed: list[dict[Key, Tensor]]
     """The values of each seed by itself."""
 
+    @cached_property
+    def keys(self) -> dict[Key, None]:
+        return dict.fromkeys((*self.by_case, *self.micro))
 
-def _measure(seeds: Sequence[Evaluation], weights: Tensor, draws: int, seed: int) -> _Measured:
+
+def _measure(seeds: Sequence[Evaluation], draws: int, seed: int) -> _Measured:
     """Of all classes that `match` left, the background among them if it was asked for."""
     macros: list[dict[Key, Tensor]] = [
         {("macro", *key): values for key, values in part.case_values(background=True).items()} for part in seeds
     ]
-    coarse = [_coarse(part) for part in seeds]
-    micros = [part.micro_values(background=True) for part in coarse]
+    sums = [MicroSums(part) for part in seeds]
+    micros = [one.values(one.total) for one in sums]
     return _Measured(
-        by_case=_mean_of_seeds(macros),
-        micro=_mean_of_seeds(micros),
-        drawn=_mean_of_seeds([part.micro_values(weights, background=True) for part in coarse]),
-        distances=_mean_of_seeds([part.micro_distances(weights, background=True) for part in coarse]),
-        floor=_mean_of_seeds([_floor(part.statistics, part.classes, draws, seed) for part in coarse]),
+        by_case=mean_of_seeds(macros),
+        micro=mean_of_seeds(micros),
+        sums=sums,
+        floor=mean_of_seeds([_floor(part.binned, part.classes, draws, seed) for part in seeds]),
         cases=len(seeds[0].cases),
         each_seed=[macro | one for macro, one in zip(macros, micros, strict=True)],
     )
-
-
-def _mean_of_seeds(seeds: Sequence[dict[Key, Tensor]]) -> dict[Key, Tensor]:
-    """Of what all seeds have, the mean over those with a value; one seed as it is."""
-    first, *others = seeds
-    if not others:
-        return first
-    keys = [key for key in first if all(key in seed for seed in others)]
-    return {key: torch.stack([seed[key] for seed in seeds]).nanmean(0) for key in keys}
 
 
 def _std(values: Tensor) -> float:
@@ -274,66 +267,61 @@ def _std(values: Tensor) -> float:
 def _floor(stats: BinStatistics, classes: Sequence[str], draws: int, seed: int) -> dict[Key, Tensor]:
     """Mean of each calibration error over draws of labels that fit the confidences."""
     found: dict[Key, list[Tensor]] = defaultdict(list)
-    for drawn in calibrated_draws(stats, number=draws, seed=seed):
-        for average, some in {"macro": drawn, "micro pooled": micro(drawn, reading="pooled")}.items():
+    pooled = stats.pool("case")
+    for _, labels in zip(range(_enough(draws, stats)), _drawn_labels(stats, seed), strict=False):
+        of_cases: dict[str, list[Tensor]] = {metric: [] for metric in ERRORS}
+        total = torch.zeros_like(pooled.label_sum)
+        for block, drawn in labels:
+            of_block = replace(block, label_sum=drawn)
+            total += drawn.sum(0, keepdim=True)
             for metric, error in ERRORS.items():
-                values = error(some)
+                of_cases[metric].append(error(of_block))
+        of_all = replace(pooled, label_sum=total)
+        for metric, error in ERRORS.items():
+            for average, values in (("macro", torch.cat(of_cases[metric])), ("micro pooled", error(of_all))):
                 columns = torch.cat([values.nanmean(0), values.nanmean(1).nanmean()[None]])
                 for name, value in zip((*classes, None), columns, strict=True):
                     found[average, name, metric].append(value)
     return {key: torch.stack(values).nanmean() for key, values in found.items()}
 
 
-def _permutation_tests(seeds: Sequence[Evaluation], baseline: Sequence[Evaluation], tossed: Tensor) -> dict[Key, float]:
-    """p of each micro average: how often the methods, swapped patient by patient, differ as much as they do."""
-    number = math.lcm(len(seeds), len(baseline))
-    shifts = []
-    for i in range(number):
-        one, other = _coarse(seeds[i % len(seeds)]), _coarse(baseline[i % len(baseline)])
-        others = tuple(f"{name} of the baseline" for name in one.cases)
-        both = Evaluation.concatenate(
-            [replace(one, cases=tuple(map(str, range(len(others))))), replace(other, cases=others)]
-        )
-        shifts.append(_shifts(both, tossed))
-    return {key: permutation_p(values) for key, values in _mean_of_seeds(shifts).items()}
+def _enough(draws: int, stats: BinStatistics) -> int:
+    """So many draws, or fewer where there are many bins to draw for: a mean over many cases needs no more."""
+    return min(draws, max(FEWEST_DRAWS, MOST_DRAWN // max(1, stats.count.numel())))
 
 
-def _shifts(both: Evaluation, tossed: Tensor) -> dict[Key, Tensor]:
-    """The difference of the first half of the cases from the second, for each way to swap them."""
-    found: dict[Key, list[Tensor]] = defaultdict(list)
-    for start in range(0, len(tossed), TOGETHER):
-        some = tossed[start : start + TOGETHER]
-        first, second = (
-            both.micro_values(torch.cat(pair, 1), background=True) for pair in ((1 - some, some), (some, 1 - some))
-        )
-        for key, values in first.items():
-            found[key].append(values - second[key])
-    return {key: torch.cat(values) for key, values in found.items()}
+def _drawn_labels(stats: BinStatistics, seed: int) -> Iterator[Iterator[tuple[BinStatistics, Tensor]]]:
+    """Draws of labels without end; each comes in blocks of cases, with the statistics of these."""
+    draw, together = LabelDraws(stats, seed=seed), max(1, DRAWN_TOGETHER // max(1, stats.classes * stats.binning.bins))
+    blocks = [
+        stats.select(cases=range(start, min(start + together, stats.cases)))
+        for start in range(0, stats.cases, together)
+    ]
+    while True:
+        yield zip(blocks, draw.blocks(together), strict=True)
 
 
 def _entries(
     which: str,
     parts: Mapping[str, _Measured],
+    keys: Sequence[Key],
+    by_case: Mapping[str, Mapping[Key, Tensor]],
+    draw: Drawn | None,
     p_micro: Mapping[str, Mapping[Key, float]],
-    weights: Tensor | None,
-    groups: Tensor,
+    places: Tensor,
     level: float,
 ) -> Iterable[Entry]:
-    """Without weights, for want of patients, there are no intervals."""
-    first = next(iter(parts.values()))
-    keys = [key for key in (*first.by_case, *first.micro) if all(_has(part, key) for part in parts.values())]
-    by_case = _shared(parts, keys)
-    drawn = (
-        {} if weights is None else {method: _drawn(part, by_case[method], weights) for method, part in parts.items()}
-    )
+    """Without draws, for want of patients, there are no intervals."""
     baseline = next(iter(parts))
     for method, part in parts.items():
         for key in keys:
             values = by_case[method].get(key)
             value, base = (_value(parts[name], by_case[name], key) for name in (method, baseline))
-            patients = _patients(by_case[method], key, groups)
-            enough, wide = bool(drawn) and patients >= FEWEST_PATIENTS, expanded(level, patients)
-            low, high = _interval(part, drawn[method][key], key, value, wide) if enough else (math.nan, math.nan)
+            patients = _patients(by_case[method], key, places)
+            enough, wide = draw is not None and patients >= FEWEST_PATIENTS, expanded(level, patients)
+            low, high = math.nan, math.nan
+            if enough and draw is not None:
+                low, high = _interval(draw, method, key, value, wide)
             entry = Entry(
                 method, which, key[0], scope_of(*key[1:]), *key[1:],
                 value=value,
@@ -346,22 +334,18 @@ def _entries(
                 p_t=math.nan, p_wilcoxon=math.nan, p_permutation=math.nan, p=math.nan, stars="",
             )  # fmt: skip
             if method != baseline:
-                shift = drawn[method][key] - drawn[baseline][key] if enough else None
+                shift = draw.values[method][key] - draw.values[baseline][key] if enough and draw is not None else None
                 ends = (math.nan, math.nan) if shift is None else _difference_interval(shift, value - base, wide)
                 pairs = None if values is None else values - by_case[baseline][key]
                 entry = entry._replace(
                     change=_change(value, base, key[2]),
                     difference_low=ends[0],
                     difference_high=ends[1],
-                    p_t=math.nan if pairs is None else t_test(pairs, groups),
-                    p_wilcoxon=math.nan if pairs is None else signed_rank_test(pairs, groups),
+                    p_t=math.nan if pairs is None else t_test(pairs, places),
+                    p_wilcoxon=math.nan if pairs is None else signed_rank_test(pairs, places),
                     p_permutation=p_micro.get(method, {}).get(key, math.nan),
                 )
             yield entry
-
-
-def _has(part: _Measured, key: Key) -> bool:
-    return key in part.by_case or key in part.micro
 
 
 def _shared(parts: Mapping[str, _Measured], keys: Sequence[Key]) -> dict[str, dict[Key, Tensor]]:
@@ -375,20 +359,14 @@ def _shared(parts: Mapping[str, _Measured], keys: Sequence[Key]) -> dict[str, di
     return found
 
 
-def _drawn(part: _Measured, by_case: Mapping[Key, Tensor], weights: Tensor) -> dict[Key, Tensor]:
-    """Every number in each bootstrap draw."""
-    macro = weighted_mean(torch.stack(list(by_case.values()), 1), weights)
-    return dict(zip(by_case, macro.unbind(1), strict=True)) | part.drawn
-
-
 def _value(part: _Measured, by_case: Mapping[Key, Tensor], key: Key) -> float:
     return by_case[key].nanmean().item() if key in by_case else part.micro[key].item()
 
 
-def _patients(by_case: Mapping[Key, Tensor], key: Key, groups: Tensor) -> int:
+def _patients(by_case: Mapping[Key, Tensor], key: Key, places: Tensor) -> int:
     """How many tell of a number: those with a value; of micro averages all, but for Dice those with the class."""
     values = by_case.get(("macro", *key[1:]) if key[2] == "dice" else key)
-    return len(groups) if values is None else int((groups @ (~values.isnan()).double() > 0).sum())
+    return len(set((places if values is None else places[~values.isnan()]).tolist()))
 
 
 def _seed_std(part: _Measured, values: Tensor | None, key: Key) -> float:
@@ -397,9 +375,10 @@ def _seed_std(part: _Measured, values: Tensor | None, key: Key) -> float:
     return _std(torch.stack([seed[key][known].nanmean() for seed in part.each_seed]))
 
 
-def _interval(part: _Measured, drawn: Tensor, key: Key, value: float, level: float) -> tuple[float, float]:
-    if key in part.distances:
-        return error_interval(value, drawn, part.distances[key], level=level)
+def _interval(draw: Drawn, method: str, key: Key, value: float, level: float) -> tuple[float, float]:
+    drawn = draw.values[method][key]
+    if key in draw.distances[method]:
+        return error_interval(value, drawn, draw.distances[method][key], level=level)
     low, high = quantile_interval(drawn[:, None], level=level)
     return low.item(), high.item()
 

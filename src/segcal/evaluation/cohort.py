@@ -243,17 +243,17 @@ def measure_parts(
             done += 1
             progress(done, len(cases))
     measured = {name: path for name, path in paths.items() if name not in failures}
-    strangers = _strangers(measured)
+    about = {name: CaseSums.about(path) for name, path in measured.items()}
+    strangers = _strangers({name: classes for name, (classes, _) in about.items()})
     usual = [name for name in measured if name not in strangers]
     evaluation = stack_cases(usual, lambda name: CaseSums.load(measured[name]), options) if usual else None
-    notes = gather_notes({name: CaseSums.doubts_in(measured[name]) for name in usual})
+    notes = gather_notes({name: about[name][1] for name in usual})
     failed = [*failures.values(), *strangers.values()]
     return outcome_of(evaluation, failed, pairing or Pairing(()), notes), list(measured.values())
 
 
-def _strangers(measured: dict[str, Path]) -> dict[str, Failure]:
+def _strangers(numbers: dict[str, int]) -> dict[str, Failure]:
     """Cases with another number of classes than most."""
-    numbers = {name: CaseSums.classes_in(path) for name, path in measured.items()}
     often = Counter(numbers.values())
     usual = min(often, key=lambda n: (-often[n], n), default=0)
     return {

@@ -18,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.decisions import threshold_curves
+from segcal.decisions import curves_of, dice_curves, sums_above
 from segcal.evaluation.agreement import DiceAgreement, case_dices, dice_agreement
 from segcal.evaluation.columns import Label
 from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.fine import blocks, decision_numbers
 from segcal.statistics import BinStatistics
 
 Array = NDArray[Any]
@@ -172,7 +173,7 @@ def _in_voxels(evaluation: Evaluation) -> Evaluation:
 
 def _volumes(evaluation: Evaluation, size: Tensor) -> dict[Label, tuple[VolumeAgreement, VolumeAgreement]]:
     """Agreement of the decided and of the expected volume of each class with the true one."""
-    overlap, promised = evaluation.overlap, evaluation.statistics.confidence_sum.sum(2)
+    overlap, promised = evaluation.overlap, decision_numbers(evaluation.statistics, evaluation.bins)["expected"]
     decided, expected, true = ((voxels * size).T.numpy() for voxels in (overlap.predicted, promised, overlap.true))
     silent = (decided == 0) & (true == 0)
     return {
@@ -223,29 +224,30 @@ def volume_agreement(volume: Array, true: Array) -> VolumeAgreement:
 
 
 def _threshold_means(stats: BinStatistics, actual: dict[Label, Array]) -> Iterator[ThresholdMeans]:
-    """Of each class, one at a time so that few curves are held, and at last of the mean of all, if asked for."""
-    kept = _kept(stats.binning.bins)
-    total = number = torch.zeros(())
-    for i in range(stats.classes):
-        curves = _case_curves(stats.select(classes=[i]), kept)
-        yield _means(curves, kept, stats.binning.bins, list(actual.values())[i])
+    """Of each class and at last of the mean of all, if asked for; few cases at a time, so that few curves are held."""
+    bins = stats.binning.bins
+    kept = _kept(bins)
+    total, number = torch.zeros(()), torch.zeros(())
+    for block in blocks(stats):
+        curves = _case_curves(block, kept)
         if None in actual:
-            total, number = total + curves.nan_to_num(0.0), number + ~curves.isnan()
-    if None in actual:
-        mean = torch.where(number > 0, total / number.clamp(min=1), torch.nan)
-        yield _means(mean, kept, stats.binning.bins, actual[None])
+            curves = torch.cat([curves, curves.nanmean(1, keepdim=True)], 1)
+        total, number = total + curves.nansum(0), number + (~curves.isnan()).sum(0)
+    for mean, of_cases in zip(total / number, actual.values(), strict=True):
+        yield _means(mean, kept, bins, of_cases)
 
 
 def _case_curves(stats: BinStatistics, kept: Tensor) -> Tensor:
-    """(case, ...) of one class: both curves of Dice at all edges, the others at those to keep, one after the other.
+    """(case, class, ...): both curves of Dice at all edges, the others at those to keep, one after the other.
 
     NaN in the cases without the class, of what is expected, too.
     """
-    found = threshold_curves(stats)
+    above, bins = sums_above(stats), stats.binning.bins
+    dice, expected = dice_curves(*above)
     # Nothing decided and nothing expected where there is something: a promise of 0.
-    whole = [found.dice[:, 0], found.expected_dice[:, 0].nan_to_num(0.0)]
-    curves = torch.cat([*whole, *(getattr(found, name)[:, 0, kept] for name in CURVES[2:])], 1)
-    curves[found.true_volume[:, 0] == 0] = torch.nan
+    some = curves_of(*above, bins, edges=kept)
+    curves = torch.cat([dice, expected.nan_to_num(0.0), *(getattr(some, name) for name in CURVES[2:])], 2)
+    curves[some.true_volume == 0] = torch.nan
     return curves
 
 
@@ -255,9 +257,9 @@ def _kept(bins: int) -> Tensor:
     return torch.tensor(sorted(set(even.clamp(max=bins - 1).tolist())))
 
 
-def _means(curves: Tensor, kept: Tensor, bins: int, actual: Array) -> ThresholdMeans:
+def _means(curve: Tensor, kept: Tensor, bins: int, actual: Array) -> ThresholdMeans:
     sizes = [bins + 1] * 2 + [len(kept)] * (len(CURVES) - 2)
-    dice, expected, *others = np.split(curves.nanmean(0).numpy(), np.cumsum(sizes)[:-1])
+    dice, expected, *others = np.split(curve.numpy(), np.cumsum(sizes)[:-1])
     thinned = [dice[kept], expected[kept], *others]
     known = actual[~np.isnan(actual)]
     return ThresholdMeans(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ from segcal.errors import ShapeError
 from segcal.evaluation.intervals import (
     FEWEST_PATIENTS,
     expanded,
-    group_matrix,
+    patient_places,
     quantile_interval,
-    resample_weights,
+    resample_blocks,
     wilson,
 )
 from segcal.metrics import ace, ece, mce, micro
@@ -59,35 +59,70 @@ def reliability(
     fill has none; else it is Wilson's interval, as if voxels were independent, which is too narrow. No band is narrower
     than that: where all voxels are of the class, every draw is alike. Errors are those of the pooled bins.
     """
-    together = stats.pool("class")
+    return reliabilities([stats], patients=patients, level=level, resamples=resamples, seed=seed)[0]
+
+
+def reliabilities(
+    several: Sequence[BinStatistics],
+    *,
+    patients: Sequence[str] | None = None,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> list[Reliability]:
+    """The same of several statistics of the same cases, as of single classes; patients are drawn once for all."""
+    together = [stats.pool("class") for stats in several]
+    for stats in several:
+        if patients is not None and len(patients) != stats.cases:
+            raise ShapeError(f"patients must name one patient per case ({stats.cases}); got {len(patients)}.")
+    if patients is None or len(set(patients)) < FEWEST_PATIENTS:
+        return [_diagram(stats, level) for stats in together]
+    drawn: list[list[Tensor]] = [[] for _ in together]
+    for weights in resample_blocks(patients, number=resamples, seed=seed):
+        for found, stats in zip(drawn, together, strict=True):
+            found.append(micro(stats, reading="pooled", weights=weights).frequency[:, 0])
+    return [
+        _over_patients(_diagram(stats, level), stats, torch.cat(found), patients, level)
+        for stats, found in zip(together, drawn, strict=True)
+    ]
+
+
+def _diagram(together: BinStatistics, level: float) -> Reliability:
+    """With Wilson's band."""
     pooled = together.pool("case")
-    if patients is not None and len(patients) != stats.cases:
-        raise ShapeError(f"patients must name one patient per case ({stats.cases}); got {len(patients)}.")
-    over_patients = patients is not None and len(set(patients)) >= FEWEST_PATIENTS
     low, high = (end[0, 0] for end in wilson(pooled.label_sum, pooled.count, level=level))
-    band = f"{level:.0%}, Wilson, voxels taken as independent"
-    if patients is not None and over_patients:
-        weights = resample_weights(patients, number=resamples, seed=seed)
-        drawn, number = micro(together, reading="pooled", weights=weights).frequency[:, 0], len(set(patients))
-        ends = quantile_interval(drawn, level=expanded(level, number))
-        low, high = low.minimum(ends[0]), high.maximum(ends[1])
-        band = f"{level:.0%}, bootstrap over {number} patients; none where fewer than 5 fill a bin"
-        few = ((group_matrix(patients) @ together.count[:, 0]) > 0).sum(0) < FEWEST_PATIENTS
-        low, high = (torch.where(few, torch.nan, end) for end in (low, high))
-    count, confidence, frequency = (values[0, 0] for values in (pooled.count, pooled.mean_confidence, pooled.frequency))
     occupied = pooled.occupied[0, 0]
+    count, confidence, frequency = (values[0, 0] for values in (pooled.count, pooled.mean_confidence, pooled.frequency))
     return Reliability(
-        edges=stats.binning.edges,
+        edges=together.binning.edges,
         count=count,
         confidence=confidence,
         frequency=frequency,
         low=torch.where(occupied, low, torch.nan),
         high=torch.where(occupied, high, torch.nan),
-        band=band,
-        over_patients=over_patients,
+        band=f"{level:.0%}, Wilson, voxels taken as independent",
+        over_patients=False,
         ace=ace(pooled).item(),
         ece=ece(pooled).item(),
         mce=mce(pooled).item(),
+    )
+
+
+def _over_patients(
+    diagram: Reliability, together: BinStatistics, drawn: Tensor, patients: Sequence[str], level: float
+) -> Reliability:
+    """With the band of draws of patients, (draw, bin), where it is the wider one."""
+    number = len(set(patients))
+    ends = quantile_interval(drawn, level=expanded(level, number))
+    of_patients = together.count.new_zeros(number, together.binning.bins)
+    of_patients.index_add_(0, patient_places(patients), together.count[:, 0])
+    few = (of_patients > 0).sum(0) < FEWEST_PATIENTS
+    return replace(
+        diagram,
+        low=torch.where(few, torch.nan, diagram.low.minimum(ends[0])),
+        high=torch.where(few, torch.nan, diagram.high.maximum(ends[1])),
+        band=f"{level:.0%}, bootstrap over {number} patients; none where fewer than 5 fill a bin",
+        over_patients=True,
     )
 
 
@@ -113,9 +148,10 @@ def reliability_histogram(stats: BinStatistics, *, levels: int | None = None) ->
     levels = levels or stats.binning.bins
     occupied = stats.occupied
     level = (stats.frequency.nan_to_num(0.0) * levels).long().clamp(max=levels - 1)
-    at_level = torch.nn.functional.one_hot(level, levels).double() * occupied[..., None]
     number = occupied.sum(0).double()  # class, bin
-    per_class = at_level.sum(0) / number.clamp(min=1)[..., None]
+    at_level = number.new_zeros(*number.shape, levels)  # how many cases
+    at_level.scatter_add_(2, level.movedim(0, 2), occupied.double().movedim(0, 2))
+    per_class = at_level / number.clamp(min=1)[..., None]
     classes = (number > 0).sum(0).clamp(min=1)
     return ReliabilityHistogram(
         share=per_class.sum(0) / classes[:, None],

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,28 +20,27 @@ from torch import Tensor
 from segcal._io.files import read_npz, write_npz, write_whole
 from segcal._io.words import counted
 from segcal.binning import Binning
-from segcal.decisions import DecisionSums, expected_dice, uncertain_voxels
+from segcal.decisions import DecisionSums, dice_of_sums
 from segcal.errors import ConfigError, FileError, SegcalError, ShapeError, distinct
 from segcal.evaluation.columns import JOINT, Label, scope_of
-from segcal.metrics import (
-    ERRORS,
-    ace,
-    ece,
-    equal_mass,
-    mce,
-    micro,
-    occupied,
-    overconfidence,
-    signed_gap,
-    underconfidence,
+from segcal.evaluation.fine import (
+    HELD,
+    FineStatistics,
+    case_errors,
+    concatenate,
+    decision_numbers,
+    packed_pieces,
 )
-from segcal.scores import OverlapCounts, ScoreSums, brier, concatenate_sums, dice, map_sums, nll
+from segcal.evaluation.micro import MicroSums, drawn, proper
+from segcal.metrics import ace, ece, mce
+from segcal.scores import OverlapCounts, ScoreSums, concatenate_sums, dice, map_sums
 from segcal.statistics import SUMS, BinStatistics
 
-FORMAT = "segcal evaluation 2"
+FORMAT = "segcal evaluation 3"
+SECOND_FORMAT = "segcal evaluation 2"  # sums in fine bins as arrays, empty bins and all
 FIRST_FORMAT = "segcal evaluation 1"  # without joint scores; the log loss of a class was its part of the cross-entropy
-MICRO: tuple[Literal["paper", "pooled"], ...] = ("paper", "pooled")
-TOGETHER = 32  # cases whose metrics are computed at a time, to hold few copies of their fine bins
+PACKED = {"statistics": "statistics_sizes", "top_label": "top_label_sizes"}
+"""Of a file, the arrays of packed sums, and those that tell how many bytes each case has."""
 
 
 class Row(NamedTuple):
@@ -105,7 +105,8 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         shape = (len(self.cases), len(self.classes))
-        for name, came in (("statistics", self.statistics.count.shape[:2]), ("overlap", self.overlap.true.shape)):
+        sums = self.statistics
+        for name, came in (("statistics", (sums.cases, sums.classes)), ("overlap", self.overlap.true.shape)):
             if tuple(came) != shape:
                 raise ShapeError(f"{name} must be of {shape[0]} cases and {shape[1]} classes; got {tuple(came)}.")
         if len(set(self.cases)) != len(self.cases):
@@ -170,10 +171,10 @@ class Evaluation:
         counts = [part.label_counts for part in parts if part.label_counts is not None]
         return replace(
             first,
-            statistics=BinStatistics.concatenate(part.statistics for part in parts),
+            statistics=concatenate(part.statistics for part in parts),
             overlap=concatenate_sums([part.overlap for part in parts]),
             scores=concatenate_sums([part.scores for part in parts]),
-            top_label=BinStatistics.concatenate(tops) if len(tops) == len(parts) else None,
+            top_label=concatenate(tops) if len(tops) == len(parts) else None,
             joint=concatenate_sums(joints) if len(joints) == len(parts) else None,
             decisions=concatenate_sums(decisions) if len(decisions) == len(parts) else None,
             label_counts=torch.cat(counts) if len(counts) == len(parts) else None,
@@ -188,12 +189,7 @@ class Evaluation:
 
     def case_metrics(self) -> dict[str, Tensor]:
         """Every metric by name, (case, class), with NaN where it has no value."""
-        parts = [
-            _calibration(self.statistics.select(cases=range(start, min(start + TOGETHER, len(self.cases)))), self.bins)
-            for start in range(0, max(len(self.cases), 1), TOGETHER)
-        ]
-        calibration = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return {"dice": dice(self.overlap)} | calibration | _proper(self.scores)
+        return {"dice": dice(self.overlap)} | case_errors(self.statistics, self.bins) | proper(self.scores)
 
     def decision_metrics(self) -> dict[str, Tensor]:
         """What the decisions of each case promise, (case, class), and volumes in ml; empty where they are not known.
@@ -203,13 +199,13 @@ class Evaluation:
         """
         if self.decisions is None:
             return {}
-        voxel_ml, fine = self.decisions.voxel_ml, self.statistics
+        voxel_ml, found = self.decisions.voxel_ml, decision_numbers(self.statistics, self.bins)
         return {
-            "expected_dice": expected_dice(fine, self.overlap, self.decisions),
+            "expected_dice": dice_of_sums(found["expected"], self.overlap, self.decisions),
             "volume_ml": self.overlap.predicted * voxel_ml,
-            "expected_volume_ml": fine.confidence_sum.sum(2) * voxel_ml,
+            "expected_volume_ml": found["expected"] * voxel_ml,
             "true_volume_ml": self.overlap.true * voxel_ml,
-            "uncertain_volume_ml": uncertain_voxels(fine) * voxel_ml,
+            "uncertain_volume_ml": found["uncertain"] * voxel_ml,
         }
 
     def top_label_errors(self) -> dict[str, Tensor]:
@@ -223,7 +219,7 @@ class Evaluation:
         """Brier score and NLL of the whole distribution, per case; NaN where they are not known."""
         if self.joint is None:
             return dict.fromkeys(JOINT, torch.full((len(self.cases),), torch.nan, dtype=torch.float64))
-        return {name: values[:, 0] for name, values in _proper(self.joint).items()}
+        return {name: values[:, 0] for name, values in proper(self.joint).items()}
 
     def case_values(self, *, background: bool = False) -> dict[tuple[Label, str], Tensor]:
         """Each metric of each case, by (label, metric); the background is no class here unless asked for."""
@@ -242,43 +238,8 @@ class Evaluation:
         """Micro averages by (average, label, metric): one number, or one for each draw of `weights`, (draw, case)."""
         if not background and self.has_background:
             return self.foreground().micro_values(weights)
-        if weights is None:
-            weights = self.overlap.true.new_ones(1, len(self.cases))
-        found: dict[tuple[str, Label, str], Tensor] = {}
-        for reading in MICRO:
-            stats = micro(self.binned, reading=reading, weights=weights)
-            metrics = {name: error(stats) for name, error in ERRORS.items()}
-            if reading == "pooled":
-                metrics |= {"dice": dice(map_sums(weights.matmul, self.overlap)), "signed_gap": signed_gap(stats)}
-                metrics |= {"occupied": occupied(stats)}
-                metrics |= _proper(map_sums(weights.matmul, self.scores))
-            for metric, values in metrics.items():
-                found |= self._by_label(f"micro {reading}", metric, values)
-        for metric in JOINT:
-            found["micro pooled", None, metric] = weights.new_full((len(weights),), torch.nan)
-        if self.joint is not None:
-            pooled = _proper(map_sums(weights.matmul, self.joint))
-            found |= {("micro pooled", None, metric): values[:, 0] for metric, values in pooled.items()}
-        return found
-
-    def micro_distances(self, weights: Tensor, *, background: bool = False) -> dict[tuple[str, Label, str], Tensor]:
-        """For each draw of `weights`, how far its gaps lie from those of all cases, averaged as each error does."""
-        if not background and self.has_background:
-            return self.foreground().micro_distances(weights)
-        found: dict[tuple[str, Label, str], Tensor] = {}
-        for reading in MICRO:
-            drawn, whole = (micro(self.binned, reading=reading, weights=some) for some in (weights, None))
-            moved = drawn.confidence_sum - drawn.count * whole.signed_gap.nan_to_num(0.0)
-            apart = replace(drawn, confidence_sum=moved)  # its gaps are the differences of gaps
-            for metric, error in ERRORS.items():
-                values = error(apart)
-                found |= self._by_label(f"micro {reading}", metric, values)
-        return found
-
-    def _by_label(self, average: str, metric: str, values: Tensor) -> dict[tuple[str, Label, str], Tensor]:
-        """The columns of (draw, class) values by their names, and their mean over classes."""
-        columns = zip((*self.classes, None), (*values.unbind(1), values.nanmean(1)), strict=True)
-        return {(average, name, metric): column for name, column in columns}
+        sums = MicroSums(self)
+        return sums.values(sums.total if weights is None else drawn(weights, sums.of_cases))
 
     def summary(self, *, background: bool = False) -> list[Row]:
         """Macro mean and standard deviation, and both micro averages, over all and over complete cases.
@@ -346,13 +307,7 @@ class Evaluation:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write PATH (.npz, no pickle) and beside it a .json with names and provenance to read."""
         path = Path(path)
-        kinds: dict[str, tuple[str, ...]] = {
-            "statistics": SUMS,
-            "overlap": OverlapCounts.names(),
-            "scores": ScoreSums.names(),
-        }
-        if self.top_label is not None:
-            kinds["top_label"] = SUMS
+        kinds: dict[str, tuple[str, ...]] = {"overlap": OverlapCounts.names(), "scores": ScoreSums.names()}
         if self.joint is not None:
             kinds["joint"] = ScoreSums.names()
         if self.decisions is not None:
@@ -364,6 +319,11 @@ class Evaluation:
         }
         if self.label_counts is not None:
             arrays["label_counts"] = self.label_counts.numpy()
+        packed = {"statistics": packed_pieces(self.statistics)}
+        if self.top_label is not None:
+            packed["top_label"] = packed_pieces(self.top_label)
+        for name, pieces in packed.items():
+            arrays[PACKED[name]] = np.array([piece.size for piece in pieces], np.int64)
         header = {
             "format": FORMAT,
             "cases": self.cases,
@@ -374,22 +334,29 @@ class Evaluation:
             "top_label": self.top_label is not None,
             "provenance": self.provenance,
         }
-        write_whole(path.with_suffix(".json"), write_npz(path, header, arrays).encode())
+        write_whole(path.with_suffix(".json"), write_npz(path, header, arrays, packed=packed).encode())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Evaluation:
-        """Read what `save` wrote, of the first format, too: it has no NLL of single classes, and joint ones follow."""
-        header, arrays = read_npz(path, kind=(FORMAT, FIRST_FORMAT))
+        """Read what `save` wrote, of former formats, too: the first has no NLL of single classes, joint ones follow."""
+        header, arrays = read_npz(path, kind=(FORMAT, SECOND_FORMAT, FIRST_FORMAT), packed=PACKED)
         try:
+            pieces = {name: arrays.pop(name) for name in PACKED if isinstance(arrays.get(name), list)}
             tensors = {name: _sums(name, array) for name, array in arrays.items()}
             binning = Binning(int(header["fine_bins"]))
+
+            def fine(kind: str, classes: int) -> BinStatistics:
+                if kind not in pieces:
+                    return _statistics(tensors, kind, binning)
+                return _checked(FineStatistics.packed(pieces[kind], classes, binning))
+
             if header["format"] == FIRST_FORMAT:
                 tensors |= _second_format(tensors, exclusive=bool(header["top_label"]))
             return Evaluation(
-                statistics=_statistics(tensors, "statistics", binning),
+                statistics=fine("statistics", len(header["classes"])),
                 overlap=OverlapCounts(**{name: tensors[f"overlap_{name}"] for name in OverlapCounts.names()}),
                 scores=_scores(tensors, "scores"),
-                top_label=_statistics(tensors, "top_label", binning) if header["top_label"] else None,
+                top_label=fine("top_label", 1) if header["top_label"] else None,
                 cases=_names(header["cases"]),
                 classes=_names(header["classes"]),
                 has_background=bool(header["has_background"]),
@@ -401,7 +368,7 @@ class Evaluation:
                 else None,
                 label_counts=tensors.get("label_counts"),
             )
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError, SegcalError) as error:
             raise SegcalError(f"{path} must hold the sums of an evaluation; {str(error).rstrip('.')}.") from error
 
 
@@ -417,24 +384,6 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if told:
             joined[name] = [one for each in told for one in each]
     return joined | ({"parts": apart} if any(apart) else {})
-
-
-def _calibration(fine: BinStatistics, bins: int) -> dict[str, Tensor]:
-    stats, even = fine.rebin(bins), equal_mass(fine, bins)
-    return {
-        "ace": ace(stats),
-        "ece": ece(stats),
-        "mce": mce(stats),
-        "occupied": occupied(stats),
-        "signed_gap": signed_gap(stats),
-        "overconfidence": overconfidence(stats),
-        "underconfidence": underconfidence(stats),
-        "equal_mass_ace": ace(even),
-    }
-
-
-def _proper(scores: ScoreSums) -> dict[str, Tensor]:
-    return {"brier": brier(scores), "nll": nll(scores)}
 
 
 def _scores(tensors: dict[str, Tensor], kind: str) -> ScoreSums:
@@ -454,7 +403,7 @@ def _second_format(tensors: dict[str, Tensor], *, exclusive: bool) -> dict[str, 
 
 
 def _twice(names: Sequence[str]) -> str:
-    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
+    return ", ".join(sorted(name for name, number in Counter(names).items() if number > 1))
 
 
 def _macro_row(which: str, name: Label, metric: str, values: Tensor) -> Row:
@@ -485,6 +434,13 @@ def _names(names: object) -> tuple[str, ...]:
 def _statistics(tensors: dict[str, Tensor], kind: str, binning: Binning) -> BinStatistics:
     count, confidence_sum, label_sum = (tensors[f"{kind}_{name}"] for name in SUMS)
     return BinStatistics(count, confidence_sum, label_sum, binning)
+
+
+def _checked(stats: FineStatistics) -> FineStatistics:
+    """The same; what is small is unpacked at once, and refused where it makes no sense. Else that waits for its use."""
+    if stats.cases * stats.classes * stats.binning.bins <= HELD:
+        stats.unpacked()
+    return stats
 
 
 def read_evaluations(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Evaluation]:

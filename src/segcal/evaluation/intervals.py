@@ -23,6 +23,7 @@ from segcal.errors import ConfigError, FileError, check_seed
 from segcal.statistics import BinStatistics
 
 FRAME = re.compile(r"(?P<patient>patient\d+)_frame\d+")  # ACDC: two frames of each patient
+TOGETHER = 2**22  # weights of draws that are made at a time: 32 MB
 FEWEST_PATIENTS = 5  # below that nothing is tested and no interval is given: with few, chance passes for an effect
 
 
@@ -92,13 +93,30 @@ def group_matrix(patients: Sequence[str]) -> Tensor:
     return matrix
 
 
+def patient_places(patients: Sequence[str]) -> Tensor:
+    """The number of each case's patient, counted in order of first appearance."""
+    order = {name: i for i, name in enumerate(dict.fromkeys(patients))}
+    return torch.tensor([order[name] for name in patients])
+
+
 def resample_weights(patients: Sequence[str], *, number: int = 2000, seed: int = 0) -> Tensor:
     """How often each case is taken in each draw, (draw, case): patients with replacement, with all their cases."""
-    groups = group_matrix(patients)
-    drawn = np.random.default_rng(check_seed(seed)).multinomial(
-        len(groups), [1 / len(groups)] * len(groups), size=number
-    )
-    return torch.from_numpy(drawn).double() @ groups
+    return torch.cat(list(resample_blocks(patients, number=number, seed=seed)))
+
+
+def resample_blocks(patients: Sequence[str], *, number: int = 2000, seed: int = 0) -> Iterator[Tensor]:
+    """The rows of `resample_weights`, some at a time: those of ten thousand cases are many."""
+    places = patient_places(patients)
+    groups, generator = len(set(patients)), np.random.default_rng(check_seed(seed))
+    for size in _block_sizes(number, len(places)):
+        drawn = generator.multinomial(groups, [1 / groups] * groups, size=size)
+        yield torch.from_numpy(drawn).double()[:, places]
+
+
+def _block_sizes(number: int, cases: int) -> Iterator[int]:
+    """How many draws of so many cases to make at a time."""
+    together = max(1, TOGETHER // max(1, cases))
+    yield from (min(together, number - start) for start in range(0, number, together))
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
@@ -167,13 +185,22 @@ def swaps(patients: Sequence[str], *, number: int, seed: int = 0) -> Tensor:
 
     All ways there are, the one without a swap among them, where there are no more than `number`.
     """
-    groups = group_matrix(patients)
-    if 2 ** len(groups) <= number:
-        tossed = np.array(list(itertools.product((0.0, 1.0), repeat=len(groups))))
-    else:
-        tossed = np.random.default_rng(seed).integers(0, 2, size=(number, len(groups))).astype(np.float64)
-        tossed[0] = 0  # what was observed is one of the ways
-    return torch.from_numpy(tossed) @ groups
+    return torch.cat(list(swap_blocks(patients, number=number, seed=seed)))
+
+
+def swap_blocks(patients: Sequence[str], *, number: int, seed: int = 0) -> Iterator[Tensor]:
+    """The rows of `swaps`, some at a time."""
+    places, groups = patient_places(patients), len(set(patients))
+    if 2**groups <= number:
+        tossed = np.array(list(itertools.product((0.0, 1.0), repeat=groups)))
+        yield torch.from_numpy(tossed)[:, places]
+        return
+    generator = np.random.default_rng(seed)
+    for i, size in enumerate(_block_sizes(number, len(places))):
+        some = generator.integers(0, 2, size=(size, groups)).astype(np.float64)
+        if i == 0:
+            some[0] = 0  # what was observed is one of the ways
+        yield torch.from_numpy(some)[:, places]
 
 
 def permutation_p(differences: Tensor) -> float:
@@ -187,21 +214,19 @@ def permutation_p(differences: Tensor) -> float:
 def t_test(differences: Tensor, groups: Tensor | None = None) -> float:
     """p of the paired t-test of the mean over cases, which are independent between patients only.
 
-    `groups` are the rows of `group_matrix`; without them, each case is a patient. Of patients with equally many cases
-    this is the test of their means. NaN below 5 patients; 1 where no pair differs; where all differ by the same, the
-    p of as many equal signs.
+    `groups` are the patients' numbers (`patient_places`) or the rows of `group_matrix`; without them, each case is a
+    patient. Of patients with equally many cases this is the test of their means. NaN below 5 patients; 1 where no pair
+    differs; where all differ by the same, the p of as many equal signs.
     """
     known = ~differences.isnan()
-    groups = torch.eye(len(differences), dtype=torch.float64) if groups is None else groups
-    members = groups[:, known]
-    members = members[members.sum(1) > 0]
-    patients, values = len(members), differences[known]
+    values, places = differences[known], _places(groups, len(differences))[known]
+    patients = len(set(places.tolist()))
     if patients < FEWEST_PATIENTS:
         return math.nan
     if not values.any():
         return 1.0
     mean = values.mean()
-    spread = (members @ (values - mean)).square().sum().sqrt().item()
+    spread = _group_sums(values - mean, places).square().sum().sqrt().item()
     if spread <= 1e-12 * values.abs().max().item() * len(values):
         return 2.0 ** (1 - patients)
     t = mean.item() * len(values) / spread * math.sqrt((patients - 1) / patients)
@@ -211,16 +236,27 @@ def t_test(differences: Tensor, groups: Tensor | None = None) -> float:
 def signed_rank_test(differences: Tensor, groups: Tensor | None = None) -> float:
     """p of Wilcoxon's signed-rank test on the means of patients, those that do not differ left out.
 
-    NaN below 5 patients.
+    NaN below 5 patients. `groups` as in `t_test`.
     """
-    if groups is not None:
-        differences = weighted_mean(differences, groups)
-    known = differences[~differences.isnan()].numpy()
-    if len(known) < FEWEST_PATIENTS:
+    known = ~differences.isnan()
+    places = _places(groups, len(differences))[known]
+    total, number = (_group_sums(values, places) for values in (differences[known], torch.ones(len(places)).double()))
+    means = (total[number > 0] / number[number > 0]).numpy()
+    if len(means) < FEWEST_PATIENTS:
         return math.nan
     from scipy.stats import wilcoxon  # takes a second to import
 
-    return float(wilcoxon(known).pvalue) if known.any() else 1.0
+    return float(wilcoxon(means).pvalue) if means.any() else 1.0
+
+
+def _places(groups: Tensor | None, cases: int) -> Tensor:
+    if groups is None:
+        return torch.arange(cases)
+    return groups if groups.ndim == 1 else groups.argmax(0)
+
+
+def _group_sums(values: Tensor, places: Tensor) -> Tensor:
+    return values.new_zeros(int(places.max()) + 1 if len(places) else 0).index_add(0, places, values)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -244,9 +280,22 @@ def calibrated_draws(stats: BinStatistics, *, number: int = 100, seed: int = 0) 
     Labels are drawn from each bin's mean confidence, voxel by voxel on their own: the errors of these draws are
     what chance alone shows. Neighbouring voxels are alike in truth, so that the real floor is higher.
     """
-    generator = np.random.default_rng(check_seed(seed))
-    count = stats.count.round().long().numpy()
-    chance = stats.mean_confidence.nan_to_num(0.0).clamp(0, 1).numpy()
+    draw = LabelDraws(stats, seed=seed)
     for _ in range(number):
-        labels = torch.from_numpy(generator.binomial(count, chance)).double()
+        labels = torch.cat(list(draw.blocks(stats.cases)))
         yield BinStatistics(stats.count, stats.confidence_sum, labels, stats.binning)
+
+
+class LabelDraws:
+    """Draws labels from the mean confidence of each bin, as `calibrated_draws` tells."""
+
+    def __init__(self, stats: BinStatistics, *, seed: int) -> None:
+        self._generator = np.random.default_rng(check_seed(seed))
+        self._count = stats.count.round().long().numpy()
+        self._chance = stats.mean_confidence.nan_to_num(0.0).clamp(0, 1).numpy()
+
+    def blocks(self, together: int) -> Iterator[Tensor]:
+        """One draw, (case, class, bin), so many cases at a time; the labels do not depend on how many."""
+        for start in range(0, max(len(self._count), 1), max(together, 1)):
+            some = slice(start, start + max(together, 1))
+            yield torch.from_numpy(self._generator.binomial(self._count[some], self._chance[some])).double()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import segcal
-from segcal._io.files import csv_text, replacing, write_whole
+from segcal._io.files import replacing, write_csv, write_whole
 from segcal._io.jobs import Failure
 from segcal.errors import ConfigError
 from segcal.evaluation.agreement import agreement_content
@@ -21,51 +21,58 @@ from segcal.evaluation.outcome import Outcome, as_plain
 from segcal.evaluation.sums import CaseSums
 
 if TYPE_CHECKING:
+    from segcal._io.spool import Piece
     from segcal.evaluation.evaluation import Evaluation
 
+PACKED = ("bins", "top_label")  # of a case's sums, those in fine bins
 RESULTS = ("evaluation.npz", "evaluation.json", "cases.csv", "summary.csv", "summary.json", "failures.csv")
 
 
 def stack_cases(
     names: Sequence[str], load: Callable[[str], tuple[CaseSums, dict[str, Any]]], options: Options
 ) -> Evaluation:
-    """The cases of these names, loaded one at a time, so that a cohort's fine bins are held once."""
+    """The cases of these names, loaded one at a time; their fine bins are kept packed."""
     import torch
 
+    from segcal._io.spool import Spool
     from segcal.binning import Binning
     from segcal.decisions import DecisionSums
     from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.fine import FineStatistics
     from segcal.scores import OverlapCounts, ScoreSums
-    from segcal.statistics import BinStatistics
 
     stamps, columns = {}, {}
+    spools = {name: Spool() for name in PACKED}
+    pieces: dict[str, list[Piece]] = {name: [] for name in PACKED}
+    classes, exclusive = 0, False
     for i, name in enumerate(names):
         sums, stamps[name] = load(name)
+        classes, exclusive = sums.bins.shape[1], sums.top_label.size > 0
+        for kind, content in sums.packed().items():
+            pieces[kind].append(spools[kind].add(content))
         for field in fields(sums):
             array = getattr(sums, field.name)
-            if i == 0:
-                columns[field.name] = np.empty((len(array), len(names), *array.shape[1:]))
-            columns[field.name][:, i] = array
+            if field.name not in PACKED:
+                if i == 0:
+                    columns[field.name] = np.empty((len(array), len(names), *array.shape[1:]))
+                columns[field.name][:, i] = array
     versions = {"segcal": segcal.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    exclusive = columns["top_label"].size > 0
 
     def stack(name: str) -> list[torch.Tensor]:
         return list(torch.from_numpy(columns[name]).unbind())
 
     binning = Binning(options.fine_bins)
-    count, confidence_sum, label_sum = stack("bins")
     decided, largest = stack("decided")
-    top = [part[:, None] for part in stack("top_label")]
     return Evaluation(
-        BinStatistics(count, confidence_sum, label_sum, binning),
+        FineStatistics.packed(pieces["bins"], classes, binning),
         OverlapCounts(*stack("overlap")),
         ScoreSums(*stack("scores")),
-        BinStatistics(top[0], top[1], top[2], binning) if exclusive else None,
+        FineStatistics.packed(pieces["top_label"], 1, binning) if exclusive else None,
         joint=ScoreSums(*stack("joint")),
         decisions=DecisionSums(decided, largest, stack("voxel_ml")[0].expand_as(decided).clone()),
         label_counts=stack("labels")[0] if columns["labels"].size else None,
         cases=tuple(names),
-        classes=class_names(count.shape[1], options),
+        classes=class_names(classes, options),
         has_background=exclusive,
         bins=options.bins,
         provenance={"versions": versions, "options": asdict(options), "files": stamps},
@@ -90,7 +97,7 @@ def write_results(outcome: Outcome, options: Options, out: Path) -> None:
     They replace those of the last time. Where no case could be measured, failures.csv alone is there.
     """
     with replacing(out, RESULTS) as new:
-        _write_csv(new / "failures.csv", Failure._fields, outcome.failures)
+        write_csv(new / "failures.csv", Failure._fields, outcome.failures)
         if outcome.measured is not None:
             _write_numbers(outcome.measured, outcome, options, new)
 
@@ -98,10 +105,10 @@ def write_results(outcome: Outcome, options: Options, out: Path) -> None:
 def _write_numbers(evaluation: Evaluation, outcome: Outcome, options: Options, out: Path) -> None:
     evaluation.save(out / "evaluation.npz")
     shown = evaluation if options.background else evaluation.foreground()
-    _write_csv(out / "cases.csv", ("case", "scope", "class", "metric", "value"), _tidy(shown))
+    write_csv(out / "cases.csv", ("case", "scope", "class", "metric", "value"), _tidy(shown))
     summary = shown.summary(background=options.background)
     fields = ("cases", "average", "scope", "class", "metric", "value", "std", "number")
-    _write_csv(out / "summary.csv", fields, summary)
+    write_csv(out / "summary.csv", fields, summary)
     content = {
         "cases": len(shown.cases),
         "complete_cases": len(shown.complete().cases),
@@ -124,16 +131,12 @@ def _tidy(evaluation: Evaluation) -> Iterator[tuple[str, str, str, str, float]]:
     from segcal.evaluation.columns import scope_of
 
     by_class = evaluation.case_metrics() | evaluation.decision_metrics()
-    metrics = {name: values.tolist() for name, values in by_class.items()}
     whole = evaluation.joint_scores() | evaluation.top_label_errors()
-    of_all = {name: values.tolist() for name, values in whole.items()}
-    for i, case in enumerate(evaluation.cases):
-        for j, name in enumerate(evaluation.classes):
-            for metric, values in metrics.items():
-                yield case, "class", name, metric, values[i][j]
-        for metric, values in of_all.items():
-            yield case, scope_of(None, metric), "", metric, values[i]
-
-
-def _write_csv(path: Path, fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    write_whole(path, csv_text(fields, rows).encode())
+    scopes = [scope_of(None, metric) for metric in whole]
+    for i, case in enumerate(evaluation.cases):  # as numbers of Python one case at a time: they take more room
+        columns = [values[i].tolist() for values in by_class.values()]
+        for name, row in zip(evaluation.classes, zip(*columns, strict=True), strict=True):
+            for metric, value in zip(by_class, row, strict=True):
+                yield case, "class", name, metric, value
+        for scope, (metric, values) in zip(scopes, whole.items(), strict=True):
+            yield case, scope, "", metric, values[i].item()

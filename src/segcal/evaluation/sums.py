@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,11 @@ from segcal._io.files import read_header, read_npz, write_npz
 from segcal._io.jobs import stamp
 from segcal.errors import SegcalError
 from segcal.evaluation.options import Options
+from segcal.evaluation.packing import pack, unpack
 
 Array = NDArray[Any]
 
-FORMAT = "segcal case 4"
+FORMAT = "segcal case 5"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,9 @@ class CaseSums:
     voxel_ml: Array
     """(1, 1): the volume of a voxel, the same in all slabs; NaN where it is not known."""
 
+    _packed: ClassVar[dict[str, bytes] | None] = None
+    """Of sums that were read from a file, what is in it."""
+
     def __add__(self, other: CaseSums) -> CaseSums:
         added = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return CaseSums(**added | {"voxel_ml": self.voxel_ml})
@@ -52,29 +56,43 @@ class CaseSums:
         stamps: dict[str, dict[str, int]] = {}
         for source in sources:  # those of members go by the same names
             stamps[f"{source.parent.name}/{source.name}" if source.name in stamps else source.name] = stamp(source)
-        header = {"format": FORMAT, "case": case, "classes": self.bins.shape[1], "files": stamps}
-        header["notes"] = list(doubts)
-        write_npz(path, header, {f.name: getattr(self, f.name) for f in fields(self)})
+        _, classes, fine_bins = self.bins.shape
+        header = {"format": FORMAT, "case": case, "classes": classes, "fine_bins": fine_bins, "files": stamps}
+        header |= {"exclusive": self.top_label.size > 0, "notes": list(doubts)}
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        write_npz(path, header, arrays | {name: np.frombuffer(made, np.uint8) for name, made in self.packed().items()})
+
+    def packed(self) -> dict[str, bytes]:
+        """The sums in fine bins, those of classes and of top labels, as few bytes."""
+        if self._packed is not None:
+            return self._packed
+        return {"bins": pack(self.bins), "top_label": pack(self.top_label[:, None]) if self.top_label.size else b""}
 
     @staticmethod
-    def classes_in(path: Path) -> int:
-        """How many classes the sums in a file have, without reading them."""
-        return int(read_header(path, kind=FORMAT)["classes"])
+    def about(path: Path) -> tuple[int, list[str]]:
+        """How many classes the sums in a file have, and what is doubtful about the case; sums are not read."""
+        header = read_header(path, kind=FORMAT)
+        return int(header["classes"]), [str(doubt) for doubt in header.get("notes", [])]
 
     @staticmethod
     def doubts_in(path: Path) -> list[str]:
         """What is doubtful about the case in a file."""
-        return [str(doubt) for doubt in read_header(path, kind=FORMAT).get("notes", [])]
+        return CaseSums.about(path)[1]
 
     @staticmethod
     def load(path: Path) -> tuple[CaseSums, dict[str, Any]]:
         """What `save` wrote: the sums and the stamps."""
         header, arrays = read_npz(path, kind=FORMAT)
         try:
-            sums, stamps = CaseSums(**arrays), header["files"]
+            sizes, exclusive = (int(header["classes"]), int(header["fine_bins"])), bool(header["exclusive"])
+            packed = {name: arrays[name].tobytes() for name in ("bins", "top_label")}
+            bins = unpack([packed["bins"]], *sizes)[:, 0]
+            top = unpack([packed["top_label"]], 1, sizes[1])[:, 0, 0] if exclusive else np.zeros((3, 0))
+            sums, stamps = CaseSums(**arrays | {"bins": bins, "top_label": top}), header["files"]
             sums._check(header["classes"])
         except (LookupError, TypeError, ValueError) as error:
             raise SegcalError(f"{path} must hold the sums of a case; {error}.") from error
+        object.__setattr__(sums, "_packed", packed)
         return sums, stamps
 
     def _check(self, named: object) -> None:

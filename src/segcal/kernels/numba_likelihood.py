@@ -53,7 +53,12 @@ def temperature_sums(
 
 def _flat(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
     """All that lies between the first and the last of an array's numbers, and how far its rows are apart there."""
-    if not array.size or array.strides[1] != array.itemsize or array.strides[0] % array.itemsize or array.strides[0] < 0:
+    if (
+        not array.size
+        or array.strides[1] != array.itemsize
+        or array.strides[0] % array.itemsize
+        or array.strides[0] < 0
+    ):
         array = np.ascontiguousarray(array)
     row = array.strides[0] // array.itemsize
     length = (len(array) - 1) * row + array.shape[1] if array.size else 0

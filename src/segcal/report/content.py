@@ -9,15 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from segcal.comparison.comparison import Comparison
 from segcal.evaluation.columns import HIGHER_IS_BETTER, RADAR, Column
-from segcal.evaluation.diagrams import Reliability, normalise, reliability, reliability_histogram
+from segcal.evaluation.diagrams import Reliability, normalise, reliabilities, reliability_histogram
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import wilson
 from segcal.report.reading import MethodDiagrams
+from segcal.report.sampling import MOST_LISTED, short_numbers
 from segcal.statistics import BinStatistics
 
 DIGITS = 4
@@ -27,18 +29,20 @@ CASE_COLUMNS = tuple(
 """What the case table shows of each case."""
 
 
-def method_diagrams(evaluation: Evaluation, patients: Sequence[str], *, level: float, seed: int) -> MethodDiagrams:
-    """The reliability of all classes together and of each, with a band from a bootstrap over patients."""
-    stats = evaluation.binned
-
-    def diagram(columns: Sequence[int]) -> Reliability:
-        some = stats.select(classes=columns)
-        return reliability(some, patients=patients, level=level, seed=seed)
-
-    return MethodDiagrams(
-        diagram(range(len(evaluation.classes))),
-        {name: diagram([i]) for i, name in enumerate(evaluation.classes)},
-    )
+def method_diagrams(
+    evaluations: Mapping[str, Evaluation], patients: Sequence[str], *, level: float, seed: int
+) -> dict[str, MethodDiagrams]:
+    """Of each method the reliability of all classes together and of each; bands are from a bootstrap over patients."""
+    several = [
+        stats.select(classes=columns)
+        for stats in (evaluation.binned for evaluation in evaluations.values())
+        for columns in (range(stats.classes), *([i] for i in range(stats.classes)))
+    ]
+    found = iter(reliabilities(several, patients=patients, level=level, seed=seed))
+    return {
+        method: MethodDiagrams(next(found), {name: next(found) for name in evaluation.classes})
+        for method, evaluation in evaluations.items()
+    }
 
 
 def chart_data(
@@ -105,10 +109,12 @@ def _radar(comparison: Comparison, which: str) -> dict[str, Any]:
     }
 
 
-def case_data(evaluations: Mapping[str, Evaluation], patients: Mapping[str, str], *, level: float) -> dict[str, Any]:
-    """Every case that a method has, also those that others lack: its metrics, and its bins class by class.
+def case_data(
+    evaluations: Mapping[str, Evaluation], patients: Mapping[str, str], shown: Sequence[int], *, level: float
+) -> dict[str, Any]:
+    """Every case that a method has, also those that others lack: its metrics; of those shown its bins class by class.
 
-    `patients` names the patient of each case, in the order of the page.
+    `patients` names the patient of each case, in the order of the page; `shown` are places there.
     """
     names = list(patients)
     missing: dict[str, list[int]] = {}
@@ -116,38 +122,61 @@ def case_data(evaluations: Mapping[str, Evaluation], patients: Mapping[str, str]
         absent = (evaluation.overlap.true == 0).tolist()
         for name, row in zip(evaluation.cases, absent, strict=True):
             missing[name] = [i for i, gone in enumerate(row) if gone]
+    some = [names[i] for i in shown]
     return {
         "names": names,
-        "patients": list(patients.values()),
+        "patients": None if all(name == patient for name, patient in patients.items()) else list(patients.values()),
         "columns": [column.name for column in CASE_COLUMNS],
         "digits": [column.digits for column in CASE_COLUMNS],
         "missing": [missing[name] for name in names],
-        "values": [_by_case(names, part, _case_values(part)) for part in evaluations.values()],
-        "rows": [_by_case(names, part, _case_rows(part.binned, level)) for part in evaluations.values()],
+        "values": _case_values(names, evaluations),
+        "shown": None if len(shown) == len(names) else list(shown),
+        "rows": [_case_rows(some, part, level) for part in evaluations.values()],
     }
 
 
-def _by_case(names: Sequence[str], evaluation: Evaluation, found: Sequence[Any]) -> list[Any]:
-    """In the order of the page's cases; None for a case that this method lacks."""
-    known = dict(zip(evaluation.cases, found, strict=True))
-    return [known.get(name) for name in names]
+def _case_values(names: Sequence[str], evaluations: Mapping[str, Evaluation]) -> list[Any]:
+    """For each method and case, its metrics: of all classes first, then of each class; None for a case that it lacks.
+
+    As lists, or where they are many as `short_numbers`.
+    """
+    tables = [_case_table(names, part) for part in evaluations.values()]
+    if sum(table.size for table in tables) > MOST_LISTED:
+        return [short_numbers(table, DIGITS) for table in tables]
+    known = [set(part.cases) for part in evaluations.values()]
+    return [
+        [
+            [[rounded(x) for x in row] for row in rows] if name in own else None
+            for name, rows in zip(names, table.tolist(), strict=True)
+        ]
+        for table, own in zip(tables, known, strict=True)
+    ]
 
 
-def _case_values(evaluation: Evaluation) -> list[Any]:
-    """For each case, its metrics: of all classes first, then of each class."""
+def _case_table(names: Sequence[str], evaluation: Evaluation) -> np.ndarray[Any, Any]:
+    """(case, label, column): the metrics of the page's cases; NaN for those that this method lacks."""
     values = evaluation.case_values()
     labels = (None, *evaluation.classes)
-    table = torch.stack(
+    place = {name: i for i, name in enumerate(names)}
+    table = np.full((len(names), len(labels), len(CASE_COLUMNS)), np.nan)
+    table[[place[name] for name in evaluation.cases]] = torch.stack(
         [torch.stack([values[label, column.metric] for column in CASE_COLUMNS], 1) for label in labels], 1
-    )
-    return [[[rounded(x) for x in row] for row in rows] for rows in table.tolist()]
+    ).numpy()
+    return table
 
 
-def _case_rows(stats: BinStatistics, level: float) -> list[list[list[list[float]]]]:
-    """For each case and class, the rows of its reliability diagram; a single case has but Wilson's band."""
+def _case_rows(names: Sequence[str], evaluation: Evaluation, level: float) -> list[Any]:
+    """For each case and class, the rows of its reliability diagram; a single case has but Wilson's band.
+
+    None for a case that this method lacks.
+    """
+    place = {name: i for i, name in enumerate(evaluation.cases)}
+    stats = evaluation.binned.select(cases=[place[name] for name in names if name in place])
     columns = (stats.count, stats.mean_confidence, stats.frequency, *wilson(stats.label_sum, stats.count, level=level))
+    found = iter(zip(*columns, strict=True))
     return [
-        [_occupied_rows(of_class) for of_class in zip(*of_case, strict=True)] for of_case in zip(*columns, strict=True)
+        [_occupied_rows(of_class) for of_class in zip(*next(found), strict=True)] if name in place else None
+        for name in names
     ]
 
 

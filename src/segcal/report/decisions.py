@@ -15,6 +15,8 @@ from segcal.evaluation.evaluation import Evaluation
 from segcal.report.content import rounded
 from segcal.report.rendering import number
 
+Array = np.ndarray[Any, Any]
+
 POINTS = 51  # of a curve: the page is no more than 10 % larger for them
 VOLUME_DIGITS = 3  # significant ones
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -34,19 +36,23 @@ ROWS = (
 )
 
 
-def decision_data(comparison: Comparison, matched: Mapping[str, Evaluation], names: Sequence[str]) -> dict[str, Any]:
+def decision_data(
+    comparison: Comparison, matched: Mapping[str, Evaluation], names: Sequence[str], shown: Sequence[int]
+) -> dict[str, Any]:
     """Of each method, records of all classes and of each class; None for a method without sums of decisions.
 
-    `names` are the page's cases, which points refer to.
+    `names` are the page's cases, which points refer to; a point is drawn of those at the places `shown`.
     """
     found = agreements_of(matched)
     labels: list[Label] = [None if len(comparison.classes) > 1 else comparison.classes[0], *comparison.classes]
     known, places = next(iter(found.values()), None), {name: i for i, name in enumerate(names)}
+    drawn = set(shown)
+    rows = np.array([i for i, case in enumerate(known.cases) if places[case] in drawn] if known else [], dtype=int)
     return {
         "rows": ROWS,
         "unit": known.unit if known else "",
-        "cases": [places[case] for case in known.cases] if known else [],
-        "methods": [_records(found.get(method), labels) for method in comparison.methods],
+        "cases": [places[known.cases[i]] for i in rows] if known else [],
+        "methods": [_records(found.get(method), labels, rows) for method in comparison.methods],
     }
 
 
@@ -55,17 +61,18 @@ def lacking(data: Mapping[str, Any], methods: Sequence[str]) -> list[str]:
     return [method for method, records in zip(methods, data["methods"], strict=True) if records is None]
 
 
-def _records(agreement: Agreement | None, labels: Sequence[Label]) -> list[dict[str, Any]] | None:
+def _records(agreement: Agreement | None, labels: Sequence[Label], rows: Array) -> list[dict[str, Any]] | None:
     if agreement is None:
         return None
-    return [_record(agreement.labels[label], agreement.unit) for label in labels]
+    return [_record(agreement.labels[label], agreement.unit, rows) for label in labels]
 
 
-def _record(found: ClassAgreement, unit: str) -> dict[str, Any]:
+def _record(found: ClassAgreement, unit: str, rows: Array) -> dict[str, Any]:
+    """Points are those of some cases; all else is of all."""
     curves, volume = found.thresholds, found.decided_volume
     return {
-        "expected": _rounded(np.where(np.isnan(found.actual), np.nan, found.expected)),
-        "actual": _rounded(found.actual),
+        "expected": _rounded(np.where(np.isnan(found.actual), np.nan, found.expected)[rows]),
+        "actual": _rounded(found.actual[rows]),
         "risk": [_thinned(x) for x in (found.risk.coverage, found.risk.risk, found.risk.ideal)],
         "chance": rounded(found.risk.random_area),
         "thresholds": _thinned(curves.thresholds),
@@ -74,8 +81,8 @@ def _record(found: ClassAgreement, unit: str) -> dict[str, Any]:
         "promised": [rounded(curves.promised.threshold), rounded(curves.promised.expected_dice)],
         "volumes": volume
         and {
-            "mean": _shortened(volume.mean),
-            "difference": _shortened(volume.difference),
+            "mean": _shortened(volume.mean[rows]),
+            "difference": _shortened(volume.difference[rows]),
             "limits": _shortened(np.array([volume.low, volume.bias, volume.high])),
         },
         "table": _table(found, unit),
@@ -130,17 +137,17 @@ def _minus(text: str) -> str:
     return text if text == "-" else text.replace("-", "\N{MINUS SIGN}")
 
 
-def _thinned(values: np.ndarray[Any, Any]) -> list[Any]:
+def _thinned(values: Array) -> list[Any]:
     """At most `POINTS` of a curve, its ends among them."""
     last = max(len(values) - 1, 0)
     places = np.unique(np.linspace(0, last, POINTS).round().astype(int))
     return _rounded(values[places[: len(values)]])
 
 
-def _rounded(values: np.ndarray[Any, Any]) -> list[Any]:
+def _rounded(values: Array) -> list[Any]:
     return [rounded(x) for x in values.tolist()]
 
 
-def _shortened(values: np.ndarray[Any, Any]) -> list[float | None]:
+def _shortened(values: Array) -> list[float | None]:
     """To five significant digits: a volume may be a thousandth of a millilitre, or a litre."""
     return [None if math.isnan(x) else float(f"{x:.5g}") for x in values.tolist()]

@@ -29,6 +29,7 @@ from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.decisions import decision_data, lacking
 from segcal.report.reading import reading
 from segcal.report.rendering import base64_text, render_page
+from segcal.report.sampling import MOST_NAMED, shown_cases
 from segcal.report.summary import Summary, summarize
 from segcal.viewer.cases import ViewedCase
 from segcal.viewer.embedding import embedded_facts, embedded_volumes, niivue_license, niivue_script, packed
@@ -139,10 +140,12 @@ def _page(
     matched, _ = match_cases(evaluations)
     groups = patients_of(next(iter(matched.values())).cases, patients)
     _check_comparison(comparison, matched, groups)
-    diagrams = {method: method_diagrams(part, groups, level=level, seed=seed) for method, part in matched.items()}
+    diagrams = method_diagrams(matched, groups, level=level, seed=seed)
     parts = {method: _like(part.foreground(), comparison.classes) for method, part in evaluations.items()}
     names = list(dict.fromkeys(name for part in parts.values() for name in part.cases))
-    cases = case_data(parts, dict(zip(names, patients_of(names, patients), strict=True)), level=level)
+    wanted = [*(case.volumes.case for case in viewed), *(picture.case for picture in maps)]
+    shown = shown_cases(parts, names, wanted)
+    cases = case_data(parts, dict(zip(names, patients_of(names, patients), strict=True)), shown, level=level)
     return _render(
         title=title or f"Calibration of {joined(comparison.methods)}",
         comparison=comparison,
@@ -152,7 +155,7 @@ def _page(
         viewed=viewed,
         evaluations=evaluations,
         data=chart_data(comparison, matched, diagrams)
-        | {"decisions": decision_data(comparison, matched, names), "cases": cases}
+        | {"decisions": decision_data(comparison, matched, names, shown), "cases": cases}
         | ({"viewed": embedded_facts(viewed)} if viewed else {}),
     )
 
@@ -229,6 +232,8 @@ def _render(
         others=list(_other_rows(comparison)),
         undecided=lacking(data["decisions"], comparison.methods),
         missing=_missing(comparison.classes, data["cases"]),
+        most_named=MOST_NAMED,
+        sampled=None if data["cases"]["shown"] is None else len(data["cases"]["shown"]),
         maps=[(picture, base64_text(picture.png)) for picture in maps],
         viewed=viewed,
         volumes=embedded_volumes(viewed),

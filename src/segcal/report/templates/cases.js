@@ -1,11 +1,15 @@
 // The table of cases (sorted, filtered) and the page of a single case.
 
 const CASES = DATA.cases;
-const AT_ONCE = 50; // rows shown before "Show all"
+const AT_ONCE = 50; // rows shown at first
+const MOST_AT_ONCE = 1000; // rows shown at a further click
 const table = document.getElementById("case-table");
 const filters = document.getElementById("filters");
 const order = { column: CASES.columns.indexOf("ACE"), down: true }; // worst calibrated first
-let showAll = false;
+let most = AT_ONCE; // rows that may be shown
+const SHOWN = CASES.shown && new Map(CASES.shown.map((i, row) => [i, row])); // of these the page has diagrams
+const PACKED = CASES.values.map((of) => (of.codes ? new Int16Array(Uint8Array.from(atob(of.codes), (c) => c.charCodeAt(0)).buffer) : null));
+const NOTHING = -(2 ** 15);
 
 function caseLink(i, text = CASES.names[i]) {
   return html("a", { href: `#case=${encodeURIComponent(CASES.names[i])}`, text });
@@ -15,17 +19,39 @@ function missingNames(i) {
   return CASES.missing[i].map((c) => DATA.classes[c]).join(", ");
 }
 
+function patientOf(i) {
+  return CASES.patients ? CASES.patients[i] : CASES.names[i];
+}
+
+// The numbers of a case by a method, of the chosen class (0: their mean); nothing where the method lacks it.
+function valuesOf(method, i, chosen) {
+  const codes = PACKED[method];
+  if (!codes) return CASES.values[method][i]?.[chosen];
+  const { shape: [, labels, columns], steps } = CASES.values[method];
+  const start = i * labels * columns;
+  if (codes.subarray(start, start + labels * columns).every((code) => code === NOTHING)) return undefined;
+  return steps.map((step, column) => {
+    const code = codes[start + chosen * columns + column];
+    return code === NOTHING ? null : code * step;
+  });
+}
+
+// The rows of a case's diagrams, class by class; nothing where the page has none, or the method lacks the case.
+function diagramsOf(method, i) {
+  return CASES.rows[method][SHOWN ? SHOWN.get(i) : i];
+}
+
 // Every case of every method that has it, with the numbers of the chosen class (0: their mean).
 function allRows(chosen) {
   return CASES.names.flatMap((name, i) =>
     DATA.methods
-      .map((_, method) => ({ i, name, method, values: CASES.values[method][i]?.[chosen] }))
+      .map((_, method) => ({ i, name, method, values: valuesOf(method, i, chosen) }))
       .filter((row) => row.values),
   );
 }
 
 function wanted(row, { text, method, below, missing }) {
-  const haystack = `${row.name}\n${CASES.patients[row.i]}`.toLowerCase();
+  const haystack = `${row.name}\n${patientOf(row.i)}`.toLowerCase();
   const dice = row.values[0];
   return (
     haystack.includes(text.toLowerCase()) &&
@@ -47,10 +73,10 @@ function sortKey(row) {
 // Numbers by value, words with the numbers in them by value; what has no number comes last either way.
 function compareRows(a, b) {
   const [x, y] = [sortKey(a), sortKey(b)];
-  const tie = byName(a.name, b.name) || a.method - b.method;
-  if (x === null || y === null) return (x === null) - (y === null) || tie;
+  const tie = () => byName(a.name, b.name) || a.method - b.method;
+  if (x === null || y === null) return (x === null) - (y === null) || tie();
   const way = typeof x === "string" ? byName(x, y) : x - y;
-  return (order.down ? -way : way) || tie;
+  return (order.down ? -way : way) || tie();
 }
 
 function tableHead() {
@@ -79,43 +105,74 @@ function tableRow(row) {
   return html("tr", {}, ...cells);
 }
 
-function drawTable() {
+// The rows that the filters leave, sorted, and of how many.
+function foundRows() {
   const chosen = Object.fromEntries(new FormData(filters));
   const rows = allRows(Number(chosen.class));
-  const found = rows.filter((row) => wanted(row, { method: "", ...chosen })).sort(compareRows);
-  const shown = showAll ? found : found.slice(0, AT_ONCE);
+  return { found: rows.filter((row) => wanted(row, { method: "", ...chosen })).sort(compareRows), all: rows.length };
+}
+
+function drawTable() {
+  const { found, all } = foundRows();
+  const shown = found.slice(0, most);
   table.tBodies[0].replaceChildren(...shown.map(tableRow));
   for (const cell of table.tHead.rows[0].cells) {
     if (cell.dataset.key === String(order.column)) cell.setAttribute("aria-sort", order.down ? "descending" : "ascending");
     else cell.removeAttribute("aria-sort");
   }
   const part = shown.length < found.length ? `, the first ${shown.length} shown` : "";
-  document.getElementById("cases-shown").textContent = `${found.length} of ${rows.length} ${rows.length === 1 ? "row" : "rows"}${part}`;
-  document.getElementById("more").hidden = shown.length === found.length;
+  document.getElementById("cases-shown").textContent = `${found.length} of ${all} ${all === 1 ? "row" : "rows"}${part}`;
+  const more = document.getElementById("more");
+  more.hidden = shown.length === found.length;
+  more.textContent = found.length - shown.length <= MOST_AT_ONCE ? "Show all" : `Show ${MOST_AT_ONCE} more`;
+}
+
+// Every row that the filters leave as CSV, of more than a page can show.
+function casesAsCsv() {
+  const heads = ["Case", ...(DATA.methods.length > 1 ? ["Method"] : []), ...CASES.columns, "Missing"];
+  const lines = foundRows().found.map(({ i, name, method, values }) => {
+    const numbers = values.map((value, column) => plain(number(value, CASES.digits[column])));
+    return [name, ...(DATA.methods.length > 1 ? [DATA.methods[method]] : []), ...numbers, missingNames(i)];
+  });
+  return csvOf([heads, ...lines]);
 }
 
 function startTable() {
   tableHead();
-  filters.addEventListener("input", drawTable);
+  filters.addEventListener("input", () => {
+    most = AT_ONCE;
+    drawTable();
+  });
   filters.addEventListener("submit", (event) => event.preventDefault());
   document.getElementById("more").addEventListener("click", () => {
-    showAll = true;
+    most += MOST_AT_ONCE;
     drawTable();
   });
   table.addEventListener("copying", () => {
-    showAll = true; // what is copied can be seen
+    const { found } = foundRows();
+    table.asCsv = found.length > MOST_AT_ONCE ? casesAsCsv : null;
+    most = Math.max(most, Math.min(found.length, MOST_AT_ONCE)); // what is copied can be seen, if it is not too much
     drawTable();
   });
   drawTable();
 }
 
 function caseFigure(i, method, chosen) {
-  const values = CASES.values[method][i]?.[chosen + 1];
+  const values = valuesOf(method, i, chosen + 1);
   if (!values) return figure(html("p", { class: "notes", text: "This method lacks the case." }), method, "");
   const [dice, ace] = values;
   const title = `Reliability of ${DATA.methods[method]}, ${DATA.classes[chosen]}, case ${CASES.names[i]}`;
-  const chart = reliabilityChart(CASES.rows[method][i][chosen], method, title, [0, 0.5, 1]);
-  return figure(chart, method, `DSC ${number(dice)}, ACE ${number(ace)}`);
+  const rows = diagramsOf(method, i);
+  if (!rows) return figure(numbersOf(values), method, "Numbers only");
+  return figure(reliabilityChart(rows[chosen], method, title, [0, 0.5, 1]), method, `DSC ${number(dice)}, ACE ${number(ace)}`);
+}
+
+// The numbers of a case whose diagrams are not in the page.
+function numbersOf(values) {
+  const cells = values.map((value, column) =>
+    html("div", {}, html("dt", { text: CASES.columns[column] }), html("dd", { text: number(value, CASES.digits[column]) })),
+  );
+  return html("dl", { class: "facts" }, ...cells);
 }
 
 function step(id, i) {
@@ -137,9 +194,11 @@ function caseMaps(i) {
 
 function drawCase(i) {
   document.getElementById("case-title").textContent = CASES.names[i];
-  const patient = CASES.patients[i] === CASES.names[i] ? [] : [`Patient ${CASES.patients[i]}`];
+  const patient = patientOf(i) === CASES.names[i] ? [] : [`Patient ${patientOf(i)}`];
   const missing = CASES.missing[i].length ? [`Missing: ${missingNames(i)}`] : ["Every class is present"];
-  document.getElementById("case-meta").textContent = [...patient, ...missing].join(". ");
+  const without = SHOWN && !SHOWN.has(i)
+    ? [`This page has the diagrams of ${SHOWN.size} of ${CASES.names.length} cases; of this one it has the numbers alone. A report of fewer cases has them all`] : [];
+  document.getElementById("case-meta").textContent = [...patient, ...missing, ...without].join(". ");
   const groups = DATA.classes.map((name, c) => {
     const absent = CASES.missing[i].includes(c) ? " (not in this case)" : "";
     const pair = html("div", { class: "pair" }, ...DATA.methods.map((_, method) => caseFigure(i, method, c)));

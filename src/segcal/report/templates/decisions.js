@@ -1,6 +1,7 @@
 // Decisions: what was promised of every case and what came of it. All numbers come from Python.
 
 const DECISIONS = DATA.decisions;
+const DOTS = SHOWN ? `A dot is a case, of ${whole.format(SHOWN.size)} out of ${whole.format(CASES.names.length)}.` : "A dot is a case.";
 const BOX = { left: 54, top: 8, width: 274, height: 240 };
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
@@ -187,10 +188,10 @@ function drawDecisions() {
     ? volumeChart(records, `Bland–Altman, ${name}`)
     : html("p", { class: "notes", text: "Volumes are compared class by class: choose a class above." });
   document.getElementById("decisions-figures").replaceChildren(
-    described("Expected and actual DSC", "A dot is a case. On the dashed line the promise was kept; below it too much was promised.", promiseChart(records, `Expected and actual DSC, ${name}`)),
+    described("Expected and actual DSC", `${DOTS} On the dashed line the promise was kept; below it too much was promised.`, promiseChart(records, `Expected and actual DSC, ${name}`)),
     described("Risk and coverage", "Solid: cases in the order of their expected DSC. Dashed: ideal order. Dotted: random order.", riskChart(records, `Risk and coverage, ${name}`)),
     described("Thresholds", "Solid: against the labels. Dashed: as promised. Dots: the largest mean DSC of each.", thresholdChart(records, quantity, `Threshold curves, ${name}`)),
-    described("Volumes (Bland–Altman)", records[0].volumes ? "A dot is a case. Solid: mean difference. Dashed: 95 % limits of agreement." : "", volumes),
+    described("Volumes (Bland–Altman)", records[0].volumes ? `${DOTS} Solid: mean difference. Dashed: 95 % limits of agreement.` : "", volumes),
   );
   document.getElementById("decisions-table").replaceChildren(decisionTable(records));
 }

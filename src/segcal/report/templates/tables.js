@@ -80,16 +80,19 @@ function csvText(table) {
     const own = names.length && texts.every((text) => !text) ? [] : [[name, ...texts]];
     return [...own, ...names.map((each) => [`${name} ${each}`, ...parts.map((part) => part.get(each) ?? "")])];
   });
+  return csvOf([head, ...body].map((_, r) => columns.map((column) => column[r])));
+}
+
+function csvOf(lines) {
   const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-  const lines = [head, ...body].map((_, r) => columns.map((column) => quoted(column[r])).join(","));
-  return `${lines.join("\n")}\n`;
+  return `${lines.map((cells) => cells.map(quoted).join(",")).join("\n")}\n`;
 }
 
 // To the clipboard, or as a file where there is none to write to.
 async function copyTable(button) {
   const table = button.closest(".frame").querySelector("table");
   table.dispatchEvent(new Event("copying", { bubbles: true }));
-  const text = csvText(table);
+  const text = table.asCsv ? table.asCsv() : csvText(table);
   try {
     await navigator.clipboard.writeText(text);
     done(button, "Copied");
