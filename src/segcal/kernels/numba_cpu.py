@@ -81,7 +81,7 @@ def backward(inputs: Tensor, labels: Tensor, mask: Tensor | None, spec: Spec, gr
 
 
 def _slopes(spec: Spec, gradients: Gradients) -> tuple[Tensor, Tensor, Tensor]:
-    """By a probability, as polynomials on at least one cell: of any voxel, what a label of 1 adds, and both together."""
+    """Polynomials on at least one cell: the slope by any voxel's probability, what a label of 1 adds, and their sum."""
     from torch.nn.functional import pad
 
     cells = max(spec.cells, 1)

@@ -1,8 +1,8 @@
 """Likelihoods on the CPU by numba: of a temperature, with its first two derivatives, and of what is not there.
 
 Of a temperature, each voxel is taken relative to its true class, so that nothing cancels where all but a few are right.
-Voxels are taken in blocks, class by class, so that the loops over them run in vector lanes. As in the sums, what indexes
-is unsigned.
+Voxels are taken in blocks, class by class, so that the loops over them run in vector lanes. As in the sums, indices are
+unsigned.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def _find_lead(logits, row, classes, labels, block, n, own, lead):
 
 @inner
 def _add_class(logits, at, k, labels, block, n, inverse, own, lead, total, others, first, second, strange):
-    """Add the share of one class in each voxel, relative to the largest; alone, if it is not the true one; and times its
-    logit, relative to the true one, and times its square, relative to the largest."""
+    """Add the share of one class in each voxel, relative to the largest, also by itself where it is not the true one;
+    times its logit less the true one; times the square of its logit less the largest."""
     for v in range(n):
         difference = logits[at + v] - own[v]
         behind = difference - lead[v]
@@ -155,7 +155,7 @@ def _overlapping(logits, row, classes, labels, label_row, weights, inverse, star
                 value += weight * (scaled if scaled > 0.0 else 0.0)
                 slope += weight * missing * side
                 curvature += weight * missing * (1.0 - missing) * side * side
-                wrong += side >= 0.0
+                wrong += 1 if side >= 0.0 else 0
             sums[VALUE] += value + _logarithms(small, n, weights, block, products)
             sums[SLOPE] += slope
             sums[CURVATURE] += curvature

@@ -10,17 +10,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from segcal.kernels.numba_cpu import run_segments, segments_of
-from segcal.kernels.numba_passes import _exponentiate
+from segcal.kernels.numba_math import exponentiate, jit
 
 Array = NDArray[Any]
 
 BLOCK = 256  # voxels: 16 values of each take 16 KiB
-
-jit = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 
 
 class Dense(NamedTuple):
@@ -97,7 +94,7 @@ def _divide(logits, layers, softmax, limits, start, stop, result):
         _gelu(two, layers.second_bias)
         np.dot(layers.last, two, raw)
         for k in range(len(raw)):
-            _inverse(raw[k], layers.last_bias[k], n, coldest, hottest, rest, bits)
+            _inverse(raw[k], layers.last_bias[k], n, coldest, hottest, rest)
         for c in range(classes):
             xc, row, out = x[c], raw[0 if softmax else c], result[c, first : first + n]
             for v in range(n):
@@ -130,7 +127,7 @@ def _see_softmax(x, n, clip, seen, sums, rest, power, bits):
             t = xc[v] - best[v]
             power[v] = f(-87) if t < f(-87) else t
             row[v] = power[v]
-        _exponentiate(power, n, bits)
+        exponentiate(power, n)
         for v in range(n):
             sums[v] += power[v]
             entropy[v] -= power[v] * row[v]
@@ -168,18 +165,18 @@ def _gelu(rows, bias):
 
 
 @jit
-def _inverse(raw, bias, n, coldest, hottest, rest, bits):
+def _inverse(raw, bias, n, coldest, hottest, rest):
     """1 / temperature of what the network says: exp(-limit tanh(raw / limit)), the limit that of its side."""
     f = np.float32
     for v in range(n):
         raw[v] += bias
         limit = coldest if raw[v] < f(0) else hottest
         rest[v] = f(-2) * abs(raw[v]) / limit
-    _exponentiate(rest, n, bits)
+    exponentiate(rest, n)
     for v in range(n):
         size = (f(1) - rest[v]) / (f(1) + rest[v])
         raw[v] = coldest * size if raw[v] < f(0) else -hottest * size
-    _exponentiate(raw, n, bits)
+    exponentiate(raw, n)
 
 
 @jit
@@ -202,7 +199,7 @@ def _logarithm(x, n, bits):
 @jit
 def _probabilities(logits, softmax, start, stop, values):
     classes, f = logits.shape[0], np.float32
-    top, total, bits = np.empty(BLOCK, f), np.empty(BLOCK, f), np.empty(BLOCK, np.int32)
+    top, total = np.empty(BLOCK, f), np.empty(BLOCK, f)
     for first in range(start, stop, BLOCK):
         n = min(BLOCK, stop - first)
         x, p = logits[:, first : first + n], values[:, first : first + n]
@@ -211,7 +208,7 @@ def _probabilities(logits, softmax, start, stop, values):
                 xc, pc = x[c], p[c]
                 for v in range(n):
                     top[v] = -abs(xc[v])
-                _exponentiate(top, n, bits)
+                exponentiate(top, n)
                 for v in range(n):
                     inverse = f(1) / (f(1) + top[v])
                     pc[v] = top[v] * inverse if xc[v] < f(0) else inverse
@@ -227,7 +224,7 @@ def _probabilities(logits, softmax, start, stop, values):
             xc, pc = x[c], p[c]
             for v in range(n):
                 pc[v] = xc[v] - top[v]
-            _exponentiate(pc, n, bits)
+            exponentiate(pc, n)
             for v in range(n):
                 total[v] += pc[v]
         for c in range(classes):

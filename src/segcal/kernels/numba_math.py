@@ -10,24 +10,26 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import extending, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 LANES = np.uint64(16)  # products that are carried side by side
+
+intrinsic: Any = extending.intrinsic  # whose types would ask callers for the typing context, too
+compiled: Any = njit
 
 # Reordering lets sums run in vector lanes. NaN and infinity keep their meaning.
 FAST = {"reassoc", "contract", "nsz"}
 OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
 # Called by compiled code alone: without what Python would need, and without counting references to arrays.
 INNER = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
-jit = njit(fastmath=FAST, **OPTIONS)
-inner = njit(fastmath=FAST, **INNER)
+jit = compiled(fastmath=FAST, **OPTIONS)
+inner = compiled(fastmath=FAST, **INNER)
 # A product and a sum may be rounded as one; nothing is reordered.
-fused = njit(fastmath={"contract"}, **INNER)
+fused = compiled(fastmath={"contract"}, **INNER)
 # Every operation as written. Said aloud: left out, the setting would be taken from whichever function calls first.
-exact = njit(fastmath=False, **INNER)
+exact = compiled(fastmath=False, **INNER)
 
 
 @intrinsic
@@ -77,7 +79,7 @@ def prefetch(_: Any, array: Any, place: Any) -> Any:
 
 @fused
 def exp_single(x):
-    """exp of a float32 not above 0, to two units in the last place; 0 below -87.
+    """exp of a float32 below 88, to two units in the last place; 0 below -87.
 
     x = k ln 2 + r, a polynomial for exp(r) (Cephes' coefficients), and 2**k written into the exponent bits.
     """
@@ -96,9 +98,16 @@ def exp_single(x):
     return f(0) if x < f(-87.0) else y
 
 
+@inner
+def exponentiate(x, n):
+    """exp of the first n of these float32, in place."""
+    for v in range(n):
+        x[v] = exp_single(x[v])
+
+
 @fused
 def exp_double(x):
-    """exp of a float64 not above 0, to two units in the last place; 0 below -708. The same, by Taylor's series."""
+    """exp of a float64 below 709, to two units in the last place; 0 below -708. The same, by Taylor's series."""
     k = np.floor(x * 1.4426950408889634 + 0.5)
     r = x - k * 0.693145751953125
     r -= k * 1.42860682030941723212e-6

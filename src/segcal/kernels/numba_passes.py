@@ -166,8 +166,8 @@ def backward(
             while a < n:
                 b = _run_end(true, owner, a, n)
                 if true[a] != NOTHING:
-                    c = np.uint64(true[a])
-                    _subtract_entropy(out, p, c, at, a, b, y, activation, of_class[c, CROSS_ENTROPY])
+                    own = np.uint64(true[a])
+                    _subtract_entropy(out, p, own, at, a, b, y, activation, of_class[own, CROSS_ENTROPY])
                 a = b
         for c in range(classes):
             if activation == NONE:  # probabilities that were clipped have no gradient
