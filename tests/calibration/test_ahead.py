@@ -21,7 +21,7 @@ from segcal.kernels.threads import one_torch_thread, pass_threads
 
 QUICK = (
     Candidate("temperature", "temperature", {}, (1.0,)),
-    Candidate("vector", "vector", {}, (1.0, 0.5)),  # begins from voxels that are drawn
+    Candidate("vector", "vector", {"voxels": 2000}, (1.0, 0.5)),  # begins from voxels that are drawn
     Candidate("local-temperature, smoothing", "local-temperature", {"smoothing": True, "steps": 5}),
 )
 

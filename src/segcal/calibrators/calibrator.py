@@ -20,6 +20,7 @@ from segcal._io.files import write_whole
 from segcal.calibrators.stream import CACHED_ELEMENTS, CaseStream
 from segcal.errors import ConfigError, LabelError, SegcalError, ShapeError, one_of
 from segcal.kernels.spec import HAS_NUMBA
+from segcal.kernels.threads import pass_threads
 
 FORMAT = "segcal calibrator 1"
 Activation = Literal["softmax", "sigmoid"]
@@ -330,7 +331,7 @@ def _same_decisions(before: Tensor, after: Tensor) -> bool:
 
     shape = (len(before), math.prod(before.shape[1:]))
     both = (part.detach().reshape(shape).contiguous().numpy() for part in (before, after))
-    return numba_decide.same_largest(*both, threads=torch.get_num_threads())
+    return numba_decide.same_largest(*both, threads=pass_threads())
 
 
 def keep_sides(before: Tensor, after: Tensor) -> Tensor:

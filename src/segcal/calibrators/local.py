@@ -24,6 +24,7 @@ from segcal.calibrators.objective import average_error, soft_statistics
 from segcal.calibrators.smoothing import compiled, smooth_volume, smoothed
 from segcal.calibrators.stream import CaseStream, check_stream
 from segcal.errors import ConfigError, ShapeError, check_seed
+from segcal.kernels.threads import pass_threads
 
 COLDEST, HOTTEST = math.exp(-0.25), math.exp(1.5)  # much colder ones empty the middle bins, which flatters ACE
 CLIP = 12.0  # logits further than this from the largest one (of a sigmoid: from zero) look alike
@@ -323,7 +324,7 @@ class LocalTemperature(Calibrator):
         found = numba_local.divide(
             values.flatten(1).contiguous().numpy(), numba_local.Dense(*self.network.matrices()),
             softmax=self.activation == "softmax", clip=CLIP, coldest=-math.log(COLDEST), hottest=math.log(HOTTEST),
-            threads=torch.get_num_threads(),
+            threads=pass_threads(),
         )  # fmt: skip
         return torch.from_numpy(found).reshape(logits.shape)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from segcal.calibrators.calibrator import Activation, decided
 from segcal.calibrators.stream import PIECE_ELEMENTS
 from segcal.kernels.spec import HAS_NUMBA
+from segcal.kernels.threads import pass_threads
 
 LEAST = 1e-9  # of a probability, before its logarithm
 AHEAD = 1e-3  # of logits: a decision that the neighbours would change stays by this much
@@ -41,7 +42,7 @@ def smooth_volume(logits: Tensor, shares: Tensor, activation: Activation) -> Ten
 
         found = numba_local.smooth(
             logits.flatten(1).contiguous().numpy(), logits.shape[1:], shares.numpy(),
-            softmax=activation == "softmax", least=LEAST, ahead=AHEAD, threads=torch.get_num_threads(),
+            softmax=activation == "softmax", least=LEAST, ahead=AHEAD, threads=pass_threads(),
         )  # fmt: skip
         return torch.from_numpy(found).reshape(logits.shape)
     values, flat = probabilities(logits, activation).flatten(1), logits.flatten(1)
