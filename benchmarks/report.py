@@ -40,14 +40,15 @@ def _part(cases: range, classes: int, sharpness: float, filled: float, generator
     share[..., 0] = 1e-4
     label_sum = (count * share).floor()
     # The same in every method, or they would not have been evaluated against the same labels.
-    true = 5000 + 100 * torch.tensor(cases, dtype=torch.float64)[:, None].repeat(1, classes + 1)
+    true = 5000 + 100 * (torch.tensor(cases, dtype=torch.float64) % 200)[:, None].repeat(1, classes + 1)
     both = (true * (0.7 + 0.2 * rand(*true.shape))).floor()
+    predicted = (true * (0.9 + 0.2 * rand(*true.shape))).floor()
     voxels = count.sum(-1)
     sure = (both + true) / 2 + 100 * rand(*true.shape)
     names = [f"case_{i:05}" for i in cases]
     return Evaluation(
         packed(BinStatistics(count, count * centre, label_sum, binning)),
-        OverlapCounts(true, true, both),
+        OverlapCounts(predicted, true, both),
         ScoreSums(0.01 * voxels, 0.05 * voxels, voxels),
         None,
         cases=tuple(names),

@@ -58,12 +58,29 @@ def _permutation_test(
     seeds: Sequence[MicroSums], baseline: Sequence[MicroSums], tossed: Iterable[Tensor]
 ) -> dict[Key, float]:
     pairs = [(seeds[i % len(seeds)], baseline[i % len(baseline)]) for i in range(math.lcm(len(seeds), len(baseline)))]
-    apart = [tuple(map(torch.sub, other.of_cases, one.of_cases)) for one, other in pairs]
+    apart = [_Apart(one.of_cases, other.of_cases) for one, other in pairs]
     shifts = [
-        mean_of_seeds([_shift(*pair, drawn(some, rows)) for pair, rows in zip(pairs, apart, strict=True)])
+        mean_of_seeds([_shift(*pair, each.swapped(some)) for pair, each in zip(pairs, apart, strict=True)])
         for some in tossed
     ]
     return {key: permutation_p(values) for key, values in _joined(shifts).items()}
+
+
+class _Apart:
+    """By how much the sums of each case differ between two methods; those that differ nowhere are left out."""
+
+    def __init__(self, one: Sums, other: Sums) -> None:
+        rows = torch.cat([(b - a).flatten(1) for a, b in zip(one, other, strict=True)], 1)
+        self._columns = rows.any(0).nonzero()[:, 0]
+        self._rows = rows[:, self._columns]
+        self._shapes = [sums.shape[1:] for sums in one]
+
+    def swapped(self, tossed: Tensor) -> Sums:
+        """What is added to the sums of one, and taken from those of the other, by each way to swap."""
+        whole = tossed.new_zeros(len(tossed), sum(shape.numel() for shape in self._shapes))
+        whole[:, self._columns] = tossed @ self._rows
+        parts = torch.split(whole, [shape.numel() for shape in self._shapes], 1)
+        return tuple(part.reshape(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True))
 
 
 def _shift(one: MicroSums, other: MicroSums, swapped: Sums) -> dict[Key, Tensor]:

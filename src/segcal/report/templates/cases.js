@@ -197,7 +197,7 @@ function drawCase(i) {
   const patient = patientOf(i) === CASES.names[i] ? [] : [`Patient ${patientOf(i)}`];
   const missing = CASES.missing[i].length ? [`Missing: ${missingNames(i)}`] : ["Every class is present"];
   const without = SHOWN && !SHOWN.has(i)
-    ? [`This page has the diagrams of ${SHOWN.size} of ${CASES.names.length} cases; of this one it has the numbers alone. A report of fewer cases has them all`] : [];
+    ? [`This page has the diagrams of ${whole.format(SHOWN.size)} of ${whole.format(CASES.names.length)} cases; of this one it has numbers alone`] : [];
   document.getElementById("case-meta").textContent = [...patient, ...missing, ...without].join(". ");
   const groups = DATA.classes.map((name, c) => {
     const absent = CASES.missing[i].includes(c) ? " (not in this case)" : "";
