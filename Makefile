@@ -8,7 +8,7 @@ ADAPTERS = triton nnunet notebook lightning dask triton_numbers
 EXTRAS_others = docs,lightning,notebook,triton
 EXTRAS_nnunet = nnunet
 
-.PHONY: setup browser niivue demo test test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench clean
+.PHONY: setup browser niivue demo test test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench bench-short clean
 
 setup: $(READY)
 
@@ -81,15 +81,14 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Each in three processes, on a quiet machine; benchmarks/results has medians, ranges and the machine.
 bench: setup
-	$(BIN)/python benchmarks/losses.py
-	$(BIN)/python benchmarks/evaluate.py
-	$(BIN)/python benchmarks/report.py
-	$(BIN)/python benchmarks/viewer.py
-	$(BIN)/python benchmarks/curves.py
-	$(BIN)/python benchmarks/decisions.py
-	$(BIN)/python benchmarks/apply.py
-	$(BIN)/python benchmarks/calibrate.py --largest 100000000
+	$(BIN)/python benchmarks/repeat.py losses.py evaluate.py report.py viewer.py curves.py decisions.py apply.py local.py \
+		"calibrate.py --largest 100000000"
+
+# Seconds, on small tensors: fails where a ratio is more than twice what benchmarks/results/short.csv holds.
+bench-short: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/short.py
 
 clean:
 	rm -rf .venv .peers build dist src/*.egg-info

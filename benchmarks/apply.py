@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 import statistics
 import tempfile
@@ -13,9 +12,9 @@ import nibabel
 import numpy as np
 
 import segcal
+from measure import write_rows
 
 CASES, CLASSES, SHAPE, ROUNDS = 10, 4, (128, 128, 64), 5
-RESULTS = Path(__file__).parent / "results" / "apply.csv"
 
 
 def make_case(folder: Path, i: int) -> None:
@@ -54,10 +53,7 @@ def main() -> None:
             applied = timed(lambda: segcal.apply_quality(quality, folder / "maps", queue), queue)
             rows.append((evaluated, applied, applied / evaluated))
     ratio = statistics.median(row[2] for row in rows)
-    with RESULTS.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(("evaluate_s", "apply_s", "ratio"))
-        table.writerows(rows)
+    write_rows("apply", [dict(zip(("evaluate_s", "apply_s", "ratio"), row, strict=True)) for row in rows])
     print(f"quality apply / evaluate, {CASES} cases of {CLASSES} x {'x'.join(map(str, SHAPE))}: {ratio:.2f}")
 
 

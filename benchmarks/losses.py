@@ -1,4 +1,8 @@
-"""SegmentationLoss and bin_statistics against MONAI: time, and memory beyond the logits."""
+"""SegmentationLoss and bin_statistics against MONAI and against what any machine has; memory beyond the logits.
+
+Two yardsticks transfer between machines: torch's softmax forward and backward for a loss, which reads the logits and
+writes as large a gradient, and the sum of a tensor for binning, which reads it once.
+"""
 
 from __future__ import annotations
 
@@ -11,54 +15,77 @@ from phantom import logits_and_labels
 from segcal import ACELoss, Binning, SegmentationLoss, bin_statistics
 
 SHAPES = ((2, 4), (1, 16))
-HARD, SOFT = Binning(20), Binning(20, kernel="triangular")
+LOSS_MUST = {(2, 4): "<= 0.40", (1, 16): "<= 0.25"}
+BINNING_MUST = {(2, 4): f"<= {1 / 12:.3f}", (1, 16): f"<= {1 / 18:.3f}"}
+KINDS = {"hard": Binning(20), "soft": Binning(20, kernel="triangular")}
 
 
 def there_and_back(loss, logits, labels):
-    logits.grad = None
-    loss(logits, labels).backward()
+    """A loss and its gradient, as what can be timed."""
+
+    def run():
+        logits.grad = None
+        loss(logits, labels).backward()
+
+    return run
+
+
+def softmax_and_back(logits):
+    """What a loss cannot do without: the yardstick that any machine has."""
+    upstream = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0))
+
+    def run():
+        logits.grad = None
+        logits.softmax(1).backward(upstream)
+
+    return run
+
+
+def named(what: str, shape: tuple[int, int], must: str) -> dict[str, object]:
+    return {"what": what, "data": f"{shape[0]}x{shape[1]}x96^3", "must": must}
 
 
 def losses() -> list[dict[str, object]]:
     monai = DiceCELoss(softmax=True, to_onehot_y=True, squared_pred=True, smooth_nr=0, smooth_dr=1e-5)
     rows: list[dict[str, object]] = []
-    for cases, classes in SHAPES:
-        logits, labels = logits_and_labels(cases, classes)
+    for shape in SHAPES:
+        logits, labels = logits_and_labels(*shape)
         logits.requires_grad_()
-
-        def ours(loss, logits=logits, labels=labels):
-            return lambda: there_and_back(loss, logits, labels)
-
-        for name, must, loss in (
-            ("SegmentationLoss hard / DiceCELoss", 0.5, SegmentationLoss(binning=HARD)),
-            ("SegmentationLoss soft / DiceCELoss", 0.6, SegmentationLoss(binning=SOFT)),
-        ):
-            rows.append(
-                {"what": name, "data": f"{cases}x{classes}x96^3", "must": f"<= {must}"}
-                | alternate(ours(loss), ours(monai))
-            )
+        for kind, binning in KINDS.items():
+            ours = there_and_back(SegmentationLoss(binning=binning), logits, labels)
+            theirs = there_and_back(monai, logits, labels)
+            what = f"SegmentationLoss {kind}"
+            rows.append(named(f"{what} / DiceCELoss", shape, LOSS_MUST[shape]) | alternate(ours, theirs))
+            times = alternate(ours, softmax_and_back(logits))
+            rows.append(named(f"{what} / softmax, forward and backward", shape, "<= 1.5") | times)
         for kernel in ("hard", "triangular"):
-            many, few = (ACELoss(Binning(bins, kernel=kernel)) for bins in (100, 5))
-            rows.append(
-                {"what": f"ACELoss {kernel} 100 bins / 5 bins", "data": f"{cases}x{classes}x96^3", "must": "<= 1.2"}
-                | alternate(ours(many), ours(few))
-            )
+            many, few = (there_and_back(ACELoss(Binning(n, kernel=kernel)), logits, labels) for n in (100, 5))
+            rows.append(named(f"ACELoss {kernel} 100 bins / 5 bins", shape, "<= 1.2") | alternate(many, few))
     return rows
 
 
 def binning() -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for cases, classes in SHAPES:
-        logits, labels = logits_and_labels(cases, classes)
+    for shape in SHAPES:
+        logits, labels = logits_and_labels(*shape)
         probabilities = logits.softmax(1)
-        one_hot = torch.nn.functional.one_hot(labels[:, 0], classes).movedim(-1, 1).contiguous()
-        for name, must, backend in (("numba", "<= 0.125", "numba"), ("plain torch", "<= 1.5", "torch")):
-            times = alternate(
-                lambda b=backend, p=probabilities, y=labels: bin_statistics(p, y, bins=20, backend=b),
-                lambda p=probabilities, y=one_hot: calibration_binning(p, y, num_bins=20),
-            )
-            what = f"bin_statistics {name} / calibration_binning"
-            rows.append({"what": what, "data": f"{cases}x{classes}x96^3", "must": must} | times)
+        one_hot = torch.nn.functional.one_hot(labels[:, 0], shape[1]).movedim(-1, 1).contiguous()
+        bytes_ = one_hot.byte()
+
+        def ours(labels=labels, backend="numba", probabilities=probabilities):
+            return lambda: bin_statistics(probabilities, labels, bins=20, backend=backend)
+
+        def theirs(probabilities=probabilities, one_hot=one_hot):
+            return calibration_binning(probabilities, one_hot, num_bins=20)
+
+        for what, must, times in (
+            ("numba / calibration_binning", BINNING_MUST[shape], alternate(ours(), theirs)),
+            ("plain torch / calibration_binning", "<= 1.0", alternate(ours(backend="torch"), theirs)),
+            ("one-hot int64 labels / a label map", "<= 1.3", alternate(ours(one_hot), ours())),
+            ("one-hot uint8 labels / a label map", "<= 1.3", alternate(ours(bytes_), ours())),
+            ("numba / tensor.sum()", "", alternate(ours(), probabilities.sum)),
+        ):
+            rows.append(named(f"bin_statistics {what}", shape, must) | times)
     return rows
 
 

@@ -1,7 +1,8 @@
 """Alternating repetitions, medians, ratios: how every benchmark here is measured.
 
 The machine may be busy with other things; what is compared runs in turn, in one process, and the figure is the
-ratio of medians. The spread (quartiles of the ratio of neighbouring runs) says how far to trust it.
+ratio of medians. The spread (quartiles of the ratio of neighbouring runs) says how far to trust it. Processes differ,
+too, by where their memory lies: `repeat.py` runs a benchmark in several and gathers their rows.
 """
 
 from __future__ import annotations
@@ -15,19 +16,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+FOLDER_VARIABLE = "SEGCAL_BENCH_RESULTS"
+RESULTS = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).parent / "results")
 
 
-def alternate(ours: Callable[[], object], theirs: Callable[[], object], *, repetitions: int = 15) -> dict[str, float]:
+def alternate(
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    *,
+    repetitions: int = 15,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
     """Median seconds of both, their ratio (ours / theirs), and the quartiles of the ratio over neighbouring runs."""
     ours(), theirs()
     times: list[tuple[float, float]] = []
     for _ in range(repetitions):
         pair = []
         for function in (ours, theirs):
-            start = time.perf_counter()
+            start = clock()
             function()
-            pair.append(time.perf_counter() - start)
+            pair.append(clock() - start)
         times.append((pair[0], pair[1]))
     a, b = (statistics.median(column) for column in zip(*times, strict=True))
     low, _, high = statistics.quantiles([x / y for x, y in times], n=4)
@@ -62,7 +70,7 @@ def peak_and_output(code: str) -> tuple[int, str]:
 
 def write_rows(name: str, rows: list[dict[str, object]]) -> None:
     """Write results/NAME.csv and print the rows as a table."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / f"{name}.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
