@@ -132,7 +132,7 @@ def _bin_sums(moments: Tensor, label_moments: Tensor, binning: Binning | None) -
         return moments.new_zeros((*moments.shape[:2], 0, 3))
     counts, above = moments[..., :-1], moments[..., 1:]
     confidences = (above + _starts(binning, moments) * counts) / binning.cells.scale
-    return torch.stack([cells_to_bins(sums, binning) for sums in (counts, confidences, label_moments)], dim=-1)
+    return cells_to_bins(torch.stack([counts, confidences, label_moments]), binning).movedim(0, -1).contiguous()
 
 
 def _slopes(gradient: Tensor, binning: Binning | None, spec: Spec) -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ def _slopes(gradient: Tensor, binning: Binning | None, spec: Spec) -> tuple[Tens
     if binning is None:
         empty = gradient.new_zeros((*gradient.shape[:2], 0, 1))
         return empty, empty
-    count, confidence, label = (bins_to_cells(part, binning) for part in gradient.unbind(-1))
+    count, confidence, label = bins_to_cells(gradient.movedim(-1, 0), binning)
     confidence = confidence / spec.scale
     zero = torch.zeros_like(count[..., :1])
     moments = torch.cat([count + _starts(binning, count) * confidence, zero], -1) + torch.cat([zero, confidence], -1)
