@@ -326,7 +326,7 @@ def test_new_results_that_cannot_be_written_leave_the_old_ones_whole(folder, mon
         raise WriteError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("segcal.evaluation.results._write_csv", full)
+        patch.setattr("segcal.evaluation.results.write_csv", full)
         done = run(folder)
     assert done.exit_code == 1
     assert f"{folder / 'out' / 'failures.csv'} cannot be written" in done.output.replace("\n", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal
@@ -35,6 +34,7 @@ from segcal.evaluation.intervals import (
     t_test,
 )
 from segcal.evaluation.micro import Key, MicroSums
+from segcal.kernels.threads import one_torch_thread
 from segcal.metrics import ERRORS
 from segcal.statistics import BinStatistics
 
@@ -109,18 +109,7 @@ class Comparison:
         return ("all", "complete") if 0 < self.complete < self.cases else ("all",)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch on one thread: these tensors are small, and on busy cores threads wait for each other six times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@one_thread()
+@one_torch_thread()
 def compare(
     evaluations: Mapping[str, Evaluation | Sequence[Evaluation]],
     *,
@@ -216,7 +205,7 @@ def compare(
     )
 
 
-@one_thread()
+@one_torch_thread()
 def floors(evaluation: Evaluation, *, draws: int = 20, seed: int = 0) -> dict[Key, float]:
     """The floor of each calibration error by (average, label, metric), as `compare` has it, from a few draws."""
     found = _floor(evaluation.binned, evaluation.classes, draws, seed)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from segcal._io.files import make_folder, write_whole
 from segcal._io.words import joined
-from segcal.comparison.comparison import Comparison, compare, one_thread
+from segcal.comparison.comparison import Comparison, compare
 from segcal.comparison.entry import Entry
 from segcal.comparison.matching import match_cases
 from segcal.comparison.tables import LAYOUTS, MAIN, best_value, explanations
@@ -24,6 +24,7 @@ from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
 from segcal.evaluation.remarks import evaluation_notes, failed_cases
 from segcal.evaluation.tables import ALL_CLASSES
+from segcal.kernels.threads import one_torch_thread
 from segcal.plots.colors import method_colours
 from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.decisions import decision_data, lacking
@@ -110,7 +111,7 @@ def build_report(
     for picture in maps:
         if not picture.png.startswith(PNG):
             raise FileError(f"maps must be PNG pictures; that of case {picture.case!r} is not one.")
-    with one_thread():
+    with one_torch_thread():
         if comparison is None:
             comparison = compare(
                 evaluations,
