@@ -37,7 +37,7 @@ niivue:
 
 # Files of tests side by side, each on one thread: threads that share cores wait for one another.
 test: setup browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # With clusters and frameworks of others, which take their time: files side by side, the longest first, each in a process
 # of its own, since Triton's interpreter changes all of one. nnU-Net brings a torchvision that others must not find.

@@ -19,6 +19,20 @@ settings.register_profile("segcal", deadline=None, derandomize=True, max_example
 settings.load_profile("segcal")
 
 
+# Files that take longest, by measurement: begun last, one of them would keep a process busy when the other is done.
+LONGEST = (
+    "faults/test_signals.py", "report/test_report.py", "report/test_look.py", "study/test_study.py",
+    "report/test_viewer.py", "audit/test_audit.py", "faults/test_kills.py", "review/test_page.py",
+    "calibration/test_fitting.py", "training/test_training.py", "study/test_page.py", "review/test_server.py",
+    "training/test_two_nodes.py", "evaluation/test_cohort.py", "faults/test_streams.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
