@@ -7,6 +7,7 @@ pair, which no file and no terminal takes.
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON; Python would take the last of two that have one name."""
-    content = dict(pairs)
+    content = {sys.intern(name): value for name, value in pairs}  # of thousands of files the same names are held once
     if len(content) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"it names {twice!r} more than once")

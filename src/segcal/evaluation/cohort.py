@@ -242,12 +242,17 @@ def measure_parts(
                 failures[job.name] = failure
             done += 1
             progress(done, len(cases))
+    del waiting  # of many cases what is not needed any more is worth its room
     measured = {name: path for name, path in paths.items() if name not in failures}
-    about = {name: CaseSums.about(path) for name, path in measured.items()}
-    strangers = _strangers({name: classes for name, (classes, _) in about.items()})
+    numbers, doubts = {}, {}
+    for name, path in measured.items():
+        numbers[name], doubtful = CaseSums.about(path)
+        if doubtful:
+            doubts[name] = doubtful
+    strangers = _strangers(numbers)
     usual = [name for name in measured if name not in strangers]
     evaluation = stack_cases(usual, lambda name: CaseSums.load(measured[name]), options) if usual else None
-    notes = gather_notes({name: about[name][1] for name in usual})
+    notes = gather_notes({name: found for name, found in doubts.items() if name not in strangers})
     failed = [*failures.values(), *strangers.values()]
     return outcome_of(evaluation, failed, pairing or Pairing(()), notes), list(measured.values())
 

@@ -28,7 +28,8 @@ from segcal.metrics import (
 )
 from segcal.statistics import SUMS, BinStatistics, take
 
-CELLS = 96_000  # fine bins of a block, as 20 cases of 4 classes have them: few copies of these fit a processor's cache
+CELLS = 48_000  # fine bins of a block, as 10 cases of 4 classes have them: few copies of these fit a processor's cache
+COARSE_CELLS = 8_000  # bins of a block of which many copies are made
 HELD = 2**18  # fine bins that are held unpacked, once they are: 6 MB
 LARGEST = 2.0**60
 
@@ -174,9 +175,9 @@ class FineStatistics(BinStatistics):
         return torch.device("cpu")
 
 
-def blocks(stats: BinStatistics) -> Iterator[BinStatistics]:
+def blocks(stats: BinStatistics, cells: int = CELLS) -> Iterator[BinStatistics]:
     """The cases, some at a time, as plain statistics; one block without a case where there is none."""
-    together = max(1, CELLS // max(1, stats.classes * stats.binning.bins))
+    together = max(1, cells // max(1, stats.classes * stats.binning.bins))
     if isinstance(stats, FineStatistics):
         yield from stats.blocks(together)
         return
@@ -202,6 +203,10 @@ def case_errors(stats: BinStatistics, bins: int) -> CaseNumbers:
     """The calibration errors of each case and class in so many bins, and what else their bins tell."""
     found = _of_cases(stats, bins, lambda fine: _in_bins(fine, bins))
     coarse = _with_sums(found, replace(stats.binning, bins=bins))
+    return _joined(map(_errors, blocks(coarse, COARSE_CELLS)), stats.cases) | {"equal_mass_ace": found["equal_mass_ace"]}
+
+
+def _errors(coarse: BinStatistics) -> CaseNumbers:
     return {
         "ace": ace(coarse),
         "ece": ece(coarse),
@@ -210,7 +215,6 @@ def case_errors(stats: BinStatistics, bins: int) -> CaseNumbers:
         "signed_gap": signed_gap(coarse),
         "overconfidence": overconfidence(coarse),
         "underconfidence": underconfidence(coarse),
-        "equal_mass_ace": found["equal_mass_ace"],
     }
 
 
