@@ -11,9 +11,9 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
@@ -28,6 +28,7 @@ from segcal.errors import ConfigError, FileError, SegcalError
 
 T = TypeVar("T")
 PARTS = ".parts"
+AHEAD = 4  # jobs of each worker that are handed over before they begin: thousands take room
 CHANCES = 2  # pools that may break while a job is at work, before it is done alone
 wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
 """Tells a long job whether anyone still waits for it; an executor that cannot end a job's process sets it."""
@@ -142,21 +143,24 @@ class Pool:
     ) -> Iterator[tuple[int, T | BaseException]]:
         """Each job once; BrokenProcessPool for those that a death left undone."""
         with self._open(min(self.workers, len(places))) as pool:
-            futures = {}
+            waiting = deque(places)
+            futures: dict[Future[T], int] = {}
             if self._forks:  # the first job waits for the server, which is at its imports
                 self.meanwhile()
-            for i in places:
-                try:
-                    futures[pool.submit(function, *jobs[i])] = i
-                except BrokenProcessPool as broken:
-                    yield i, broken
-            if not self._forks:
-                self.meanwhile()
-            for future in as_completed(futures):
-                error = future.exception()
-                if error is not None and not isinstance(error, BrokenProcessPool):
-                    raise error
-                yield futures[future], future.result() if error is None else error
+            while waiting or futures:
+                while waiting and len(futures) < AHEAD * self.workers:
+                    i = waiting.popleft()
+                    try:
+                        futures[pool.submit(function, *jobs[i])] = i
+                    except BrokenProcessPool as broken:
+                        yield i, broken
+                if not self._forks and len(waiting) + len(futures) == len(places):
+                    self.meanwhile()
+                for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                    i, error = futures.pop(future), future.exception()
+                    if error is not None and not isinstance(error, BrokenProcessPool):
+                        raise error
+                    yield i, future.result() if error is None else error
 
     @property
     def _forks(self) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,12 +17,12 @@ from segcal._io.words import counted
 from segcal.comparison.drawing import Drawn, bootstrap, mean_of_seeds, permutation_tests
 from segcal.comparison.entry import Entry
 from segcal.comparison.matching import flat, match
-from segcal.errors import ConfigError, one_of
+from segcal.errors import ConfigError, check_seed, one_of
 from segcal.evaluation.columns import IN_POINTS, Label, scope_of
 from segcal.evaluation.evaluation import Evaluation
+from segcal.evaluation.fine import blocks
 from segcal.evaluation.intervals import (
     FEWEST_PATIENTS,
-    LabelDraws,
     error_interval,
     expanded,
     holm,
@@ -32,6 +33,7 @@ from segcal.evaluation.intervals import (
     signed_rank_test,
     swap_blocks,
     t_test,
+    with_drawn_labels,
 )
 from segcal.evaluation.micro import Key, MicroSums
 from segcal.kernels.threads import one_torch_thread
@@ -41,7 +43,7 @@ from segcal.statistics import BinStatistics
 SWAPS_PER_RESAMPLE = 5  # so that Holm's correction over 60 tests leaves ** within reach
 FEWEST_DRAWS = 10  # of labels, of however many cases
 MOST_DRAWN = 10**7  # bins to draw labels for in all draws together; 1,000 cases of 5 classes have as many in 100
-DRAWN_TOGETHER = 2**15  # bins at a time, which fit a processor's cache
+DRAWN_TOGETHER = 16_000  # bins at a time: many copies of them are made
 
 
 @dataclass(frozen=True)
@@ -256,38 +258,24 @@ def _std(values: Tensor) -> float:
 def _floor(stats: BinStatistics, classes: Sequence[str], draws: int, seed: int) -> dict[Key, Tensor]:
     """Mean of each calibration error over draws of labels that fit the confidences."""
     found: dict[Key, list[Tensor]] = defaultdict(list)
-    pooled = stats.pool("case")
-    for _, labels in zip(range(_enough(draws, stats)), _drawn_labels(stats, seed), strict=False):
+    pooled, generator = stats.pool("case"), np.random.default_rng(check_seed(seed))
+    # A mean over many cases needs fewer draws.
+    number = min(draws, max(FEWEST_DRAWS, MOST_DRAWN // max(1, stats.count.numel())))
+    for _ in range(number):
         of_cases: dict[str, list[Tensor]] = {metric: [] for metric in ERRORS}
-        total = torch.zeros_like(pooled.label_sum)
-        for block, drawn in labels:
-            of_block = replace(block, label_sum=drawn)
-            total += drawn.sum(0, keepdim=True)
+        labels = torch.zeros_like(pooled.label_sum)
+        for block in blocks(stats, DRAWN_TOGETHER):
+            drawn = with_drawn_labels(block, generator)
+            labels += drawn.label_sum.sum(0, keepdim=True)
             for metric, error in ERRORS.items():
-                of_cases[metric].append(error(of_block))
-        of_all = replace(pooled, label_sum=total)
+                of_cases[metric].append(error(drawn))
+        of_all = replace(pooled, label_sum=labels)
         for metric, error in ERRORS.items():
             for average, values in (("macro", torch.cat(of_cases[metric])), ("micro pooled", error(of_all))):
                 columns = torch.cat([values.nanmean(0), values.nanmean(1).nanmean()[None]])
                 for name, value in zip((*classes, None), columns, strict=True):
                     found[average, name, metric].append(value)
     return {key: torch.stack(values).nanmean() for key, values in found.items()}
-
-
-def _enough(draws: int, stats: BinStatistics) -> int:
-    """So many draws, or fewer where there are many bins to draw for: a mean over many cases needs no more."""
-    return min(draws, max(FEWEST_DRAWS, MOST_DRAWN // max(1, stats.count.numel())))
-
-
-def _drawn_labels(stats: BinStatistics, seed: int) -> Iterator[Iterator[tuple[BinStatistics, Tensor]]]:
-    """Draws of labels without end; each comes in blocks of cases, with the statistics of these."""
-    draw, together = LabelDraws(stats, seed=seed), max(1, DRAWN_TOGETHER // max(1, stats.classes * stats.binning.bins))
-    blocks = [
-        stats.select(cases=range(start, min(start + together, stats.cases)))
-        for start in range(0, stats.cases, together)
-    ]
-    while True:
-        yield zip(blocks, draw.blocks(together), strict=True)
 
 
 def _entries(

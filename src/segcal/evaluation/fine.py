@@ -203,7 +203,8 @@ def case_errors(stats: BinStatistics, bins: int) -> CaseNumbers:
     """The calibration errors of each case and class in so many bins, and what else their bins tell."""
     found = _of_cases(stats, bins, lambda fine: _in_bins(fine, bins))
     coarse = _with_sums(found, replace(stats.binning, bins=bins))
-    return _joined(map(_errors, blocks(coarse, COARSE_CELLS)), stats.cases) | {"equal_mass_ace": found["equal_mass_ace"]}
+    errors = _joined(map(_errors, blocks(coarse, COARSE_CELLS)), stats.cases)
+    return errors | {"equal_mass_ace": found["equal_mass_ace"]}
 
 
 def _errors(coarse: BinStatistics) -> CaseNumbers:

@@ -280,22 +280,13 @@ def calibrated_draws(stats: BinStatistics, *, number: int = 100, seed: int = 0) 
     Labels are drawn from each bin's mean confidence, voxel by voxel on their own: the errors of these draws are
     what chance alone shows. Neighbouring voxels are alike in truth, so that the real floor is higher.
     """
-    draw = LabelDraws(stats, seed=seed)
+    generator = np.random.default_rng(check_seed(seed))
     for _ in range(number):
-        labels = torch.cat(list(draw.blocks(stats.cases)))
-        yield BinStatistics(stats.count, stats.confidence_sum, labels, stats.binning)
+        yield with_drawn_labels(stats, generator)
 
 
-class LabelDraws:
-    """Draws labels from the mean confidence of each bin, as `calibrated_draws` tells."""
-
-    def __init__(self, stats: BinStatistics, *, seed: int) -> None:
-        self._generator = np.random.default_rng(check_seed(seed))
-        self._count = stats.count.round().long().numpy()
-        self._chance = stats.mean_confidence.nan_to_num(0.0).clamp(0, 1).numpy()
-
-    def blocks(self, together: int) -> Iterator[Tensor]:
-        """One draw, (case, class, bin), so many cases at a time; the labels do not depend on how many."""
-        for start in range(0, max(len(self._count), 1), max(together, 1)):
-            some = slice(start, start + max(together, 1))
-            yield torch.from_numpy(self._generator.binomial(self._count[some], self._chance[some])).double()
+def with_drawn_labels(stats: BinStatistics, generator: np.random.Generator) -> BinStatistics:
+    """One of the `calibrated_draws`; those of some cases after the other are those of all."""
+    chance = stats.mean_confidence.nan_to_num(0.0).clamp(0, 1).numpy()
+    labels = torch.from_numpy(generator.binomial(stats.count.round().long().numpy(), chance)).double()
+    return BinStatistics(stats.count, stats.confidence_sum, labels, stats.binning)
