@@ -263,9 +263,10 @@ def _measured(
         steps.next(f"measuring {files.name}")
         start = time.perf_counter()
         try:
-            sums[files.name], doubts[files.name] = parts.measure(files, options)
+            measured = parts.measure(files, options)
         except SegcalError as error:
             failures.append(Failure(files.name, type(error).__name__, str(error)))
         else:
+            sums[files.name], doubts[files.name] = measured.sums, measured.doubts
             tell(len(sums), files, sums[files.name], time.perf_counter() - start)
     return sums, doubts, failures

@@ -58,9 +58,9 @@ class Parts:
         """The sums of a case, and what is doubtful about it."""
         path = self.place(files, options, calibrator)
         if not CaseSums.are_in(path, options):
-            sums, doubts = measure_case(files, options, threads=pass_threads(), calibrator=calibrator)
-            sums.save(path, files.name, (), doubts=doubts)
-            return Measured(sums, doubts)
+            measured = measure_case(files, options, threads=pass_threads(), calibrator=calibrator)
+            measured.sums.save(path, files.name, (), doubts=measured.doubts)
+            return measured
         return Measured(CaseSums.load(path)[0], tuple(CaseSums.doubts_in(path)))
 
     def has(self, files: CaseFiles, options: Options) -> bool:

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 @app.command(cls=Verb)
 def evaluate(
     predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
-    labels: Annotated[Path, typer.Argument(help="Folder of label maps (or one file).")],
+    labels: Annotated[
+        list[Path], typer.Argument(help="Folder of label maps (or one file); several folders, one for each rater.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the results; started again, it goes on there.")],
     member: Member = None,
     mean: Mean = "probabilities",
@@ -59,6 +61,11 @@ def evaluate(
     ignore_index: IgnoreIndex = None,
     class_names: ClassNames = None,
     strict_grid: StrictGrid = False,
+    raters_from: Annotated[
+        str,
+        typer.Option(help="Where several raters' labels are: folders, files (case_rater1.nii.gz) or channels."),
+    ] = "folders",
+    curvas: Annotated[bool, typer.Option("--curvas", help="Write the scores of the CURVAS challenge, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")] = False,
 ) -> None:
     """Measure calibration and overlap of every case: ECE, ACE, MCE, Brier, NLL and Dice, macro and micro."""
@@ -70,6 +77,8 @@ def evaluate(
             predictions,
             labels,
             out,
+            raters_from=raters_from,  # type: ignore[arg-type]  # checked there
+            curvas=curvas,
             members=member or (),
             mean=mean,
             options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
@@ -96,10 +105,20 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
 
             with one_torch_thread():
                 _show_summary(outcome.measured if background else outcome.measured.foreground(), background=background)
+                _show_raters(out)
     number = len(outcome.measured.cases) if outcome.measured is not None else 0
     say(f"{counted(number, 'case')} evaluated, {len(outcome.failures)} failed; results are in {out}")
     if outcome.failures:
         raise typer.Exit(1)
+
+
+def _show_raters(out: Path) -> None:
+    """What several raters tell, if there are some."""
+    from segcal.evaluation.raters import rater_sentences, rater_table, read_rater_rows
+
+    rows = read_rater_rows(out)
+    if rows:
+        show_tables([rater_table(rows)], rater_sentences())
 
 
 def _show_summary(evaluation: Evaluation, *, background: bool) -> None:

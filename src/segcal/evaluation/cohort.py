@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from segcal import __version__
 from segcal._io.ending import import_whole
@@ -33,24 +33,30 @@ from segcal._io.jobs import (
     unchanged,
 )
 from segcal.errors import ConfigError, one_of
-from segcal.evaluation.measure import measure_case
+from segcal.evaluation.facets import all_files, are_whole, save_measured
+from segcal.evaluation.measure import Measured, measure_case
 from segcal.evaluation.naming import check_names, check_same_names, read_naming
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.outcome import Outcome, gather_notes, outcome_of
-from segcal.evaluation.results import stack_cases, write_results
+from segcal.evaluation.results import stack_cases, stack_facets, write_results
 from segcal.evaluation.sums import CaseSums
 from segcal.volumes import CaseFiles, Pairing, pair_cases
 from segcal.volumes.averaging import MEANS, Averaging, Mean
 from segcal.volumes.mismatch import why_nothing_pairs
+from segcal.volumes.pairing import pair_raters, rated
 
 Progress = Callable[[int, int], None]
+RatersFrom = Literal["folders", "files", "channels"]
+RATERS_FROM: tuple[RatersFrom, ...] = get_args(RatersFrom)
 
 
 def evaluate(
     predictions: str | os.PathLike[str],
-    labels: str | os.PathLike[str],
+    labels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
+    raters_from: RatersFrom = "folders",
+    curvas: bool = False,
     members: Sequence[str | os.PathLike[str]] = (),
     mean: Mean = "probabilities",
     options: ReadOptions | None = None,
@@ -69,7 +75,12 @@ def evaluate(
     ConfigError where options contradict each other or the files, and where no prediction has a label map.
 
     predictions: Folder of probability maps, or one file: NIfTI, .npy, or .npz as nnU-Net writes it.
-    labels: Folder of label maps, or one file. Files belong together by their names.
+    labels: Folder of label maps, or one file. Files belong together by their names. Several are the label maps of
+        several raters, who may miss cases: what is measured then is calibration against the mean of the raters, and
+        raters.csv, raters_summary.csv and the folder raters/ have the rest.
+    raters_from: Where the label maps of several raters are: "folders", one for each; "files", all in one folder, named
+        by case and rater, as case_rater1.nii.gz; "channels" of each label file.
+    curvas: Whether to write the scores of the CURVAS challenge, too; there must be several raters.
     out: Folder for the results. It must lie outside of the others.
     members: Further folders of maps of the same cases, or files: what is measured is the mean of all.
     mean: Of the members' probabilities, or of their logits.
@@ -94,12 +105,16 @@ def evaluate(
     brings_torch = partial(import_whole, "segcal.evaluation.evaluation")  # in seconds, which workers do without
     pool = Pool(workers, preload="segcal.evaluation.ready", meanwhile=brings_torch)
     out = Path(out)
-    for source, what in ((labels, "labels"), *((maps, "predictions") for maps in (predictions, *members))):
-        stay_outside(out, Path(source), what)
+    drawn = label_folders(labels)
+    for what, sources in (("labels", drawn), ("predictions", (predictions, *members))):
+        for source in sources:
+            stay_outside(out, Path(source), what)
     meant, pairing = open_cohort(
         predictions, labels, options or ReadOptions(), members=members, mean=mean, bins=bins, background=background,
-        calibrator=calibrator,
+        calibrator=calibrator, raters_from=raters_from,
     )  # fmt: skip
+    if curvas and not any(files.raters or files.rater_channels for files in pairing.cases):
+        raise ConfigError("--curvas must come with the labels of several raters; there is one folder of labels.")
     threads = threads_of(workers) if executor is None else 1  # elsewhere a process may do several cases at a time
     cases = [
         CaseJob(
@@ -111,20 +126,28 @@ def evaluate(
         for files in pairing.cases
     ]
     about: dict[str, Any] = {
-        "folders": {"predictions": os.path.abspath(predictions), "labels": os.path.abspath(labels)}
+        "folders": {"predictions": os.path.abspath(predictions), "labels": os.path.abspath(drawn[0])}
     }
     if members:
         about = {"mean": {"of": mean, "members": [os.fspath(maps) for maps in (predictions, *members)]}}
     return measure_cohort(
-        cases, meant, out, executor=executor or pool, pairing=pairing, provenance=about, progress=progress
+        cases,
+        meant,
+        out,
+        executor=executor or pool,
+        pairing=pairing,
+        provenance=about,
+        progress=progress,
+        curvas=curvas,
     )
 
 
 def open_cohort(
     predictions: str | os.PathLike[str],
-    labels: str | os.PathLike[str],
+    labels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     reading: ReadOptions,
     *,
+    raters_from: RatersFrom = "folders",
     members: Sequence[str | os.PathLike[str]] = (),
     mean: Mean = "probabilities",
     bins: int,
@@ -136,20 +159,20 @@ def open_cohort(
     With further folders of maps, `members`, the options are those of their mean. A label that nnU-Net's dataset.json
     names "ignore" is left out without being asked for.
     """
-    predictions, labels, others = Path(predictions), Path(labels), [Path(member) for member in members]
-    naming = read_naming(predictions, labels, reading)
+    drawn, predictions, others = label_folders(labels), Path(predictions), [Path(member) for member in members]
+    naming = read_naming(predictions, drawn[0], reading)
     options = naming.into(Options.of(reading, bins=bins, background=background))
     averaging = averaging_of(predictions, others, mean, options)
     if averaging is not None:
         options = replace(options, logits=averaging.yields_logits)
     if calibrator is not None:
         options = with_calibrator(options, calibrator)
-    pairing = _paired(predictions, labels)
+    pairing = _rated(predictions, drawn, raters_from)
     check_names(naming, pairing.cases, options)
     if averaging is not None:
         for other in others:
-            check_same_names(naming, read_naming(other, labels, reading))
-        pairing = pairing.averaged({other: _paired(other, labels) for other in others}, averaging)
+            check_same_names(naming, read_naming(other, drawn[0], reading))
+        pairing = pairing.averaged({other: _rated(other, drawn, raters_from) for other in others}, averaging)
     return options, pairing
 
 
@@ -162,6 +185,40 @@ def averaging_of(predictions: Path, members: Sequence[Path], mean: Mean, options
     if twice := next((path for i, path in enumerate(places) if path in places[:i]), None):
         raise ConfigError(f"members must differ from each other and from the predictions; {twice} came twice.")
     return Averaging(mean, options.logits, options.sigmoid) if members else None
+
+
+def label_folders(labels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The folders of label maps, one for each rater where there are several; ConfigError where one comes twice."""
+    folders = [Path(each) for each in ([labels] if isinstance(labels, str | os.PathLike) else labels)]
+    places = [folder.resolve() for folder in folders]
+    twice = next((place for i, place in enumerate(places) if place in places[:i]), None)
+    if not folders or twice is not None:
+        came = "none came" if twice is None else f"{twice} came twice"
+        raise ConfigError(f"labels must be one folder, or a different one for each rater; {came}.")
+    return folders
+
+
+def _rated(predictions: Path, labels: Sequence[Path], raters_from: RatersFrom) -> Pairing:
+    """The cases with the label maps of their raters, at least one."""
+    one_of("raters_from", raters_from, RATERS_FROM)
+    if raters_from != "folders" and len(labels) > 1:
+        raise ConfigError(f"raters from {raters_from} must be in one folder of labels; {len(labels)} came.")
+    if raters_from == "channels":
+        pairing = _paired(predictions, labels[0])
+        return replace(pairing, cases=tuple(replace(case, rater_channels=True) for case in pairing.cases))
+    if raters_from == "files":
+        return pair_raters(predictions, labels[0])
+    if len(labels) == 1:
+        return _paired(predictions, labels[0])
+    return rated({rater: _paired(predictions, own) for rater, own in zip(_rater_names(labels), labels, strict=True)})
+
+
+def _rater_names(folders: Sequence[Path]) -> list[str]:
+    """What raters go by: the names of their folders, with those above where they are the same."""
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{folder.resolve().parent.name}-{folder.resolve().name}" for folder in folders]
 
 
 def _paired(predictions: Path, labels: Path) -> Pairing:
@@ -204,6 +261,7 @@ def measure_cohort(
     pairing: Pairing | None = None,
     provenance: dict[str, Any] | None = None,
     progress: Progress = lambda done, total: None,
+    curvas: bool = False,
 ) -> Outcome:
     """Measure the cases that are not measured yet, and write the results of all to `out`."""
     with open_parts(out) as parts:
@@ -213,7 +271,7 @@ def measure_cohort(
         from segcal.kernels.threads import one_torch_thread
 
         with one_torch_thread():  # small tensors, for which threads would wait for each other
-            write_results(outcome, options, out)
+            write_results(outcome, options, out, curvas=curvas)
         keep_only(parts, kept)
     return outcome
 
@@ -232,7 +290,7 @@ def measure_parts(
     waiting = [
         Job(case.name, case.function, (*case.arguments, case.name, paths[case.name]))
         for case in cases
-        if not CaseSums.are_in(paths[case.name], options)
+        if not are_whole(paths[case.name], options)
     ]
     failures: dict[str, Failure] = {}
     done = len(cases) - len(waiting)
@@ -252,9 +310,12 @@ def measure_parts(
     strangers = _strangers(numbers)
     usual = [name for name in measured if name not in strangers]
     evaluation = stack_cases(usual, lambda name: CaseSums.load(measured[name]), options) if usual else None
+    facets = stack_facets({name: measured[name] for name in usual}, options)
     notes = gather_notes({name: found for name, found in doubts.items() if name not in strangers})
     failed = [*failures.values(), *strangers.values()]
-    return outcome_of(evaluation, failed, pairing or Pairing(()), notes), list(measured.values())
+    outcome = outcome_of(evaluation, failed, pairing or Pairing(()), notes)
+    kept = [file for path in measured.values() for file in all_files(path)]
+    return replace(outcome, facets=facets, parts={name: measured[name] for name in usual}), kept
 
 
 def _strangers(numbers: dict[str, int]) -> dict[str, Failure]:
@@ -271,14 +332,15 @@ def _strangers(numbers: dict[str, int]) -> dict[str, Failure]:
 def measure_files(files: CaseFiles, options: Options, threads: int, name: str, path: Path) -> None:
     """Write the sums of a case to a file."""
     with unchanged(files.all):
-        sums, doubts = measure_case(files, options, threads=threads)
-    sums.save(path, name, files.all, doubts=doubts)
+        measured = measure_case(files, options, threads=threads)
+    save_measured(Measured(*measured), path, name, files.all)
 
 
 def case_key(files: CaseFiles, options: Options) -> str:
     """Names the sums of a case: other files, or other options, give another key."""
     stamps = [stamp(path) for path in files.all]
     mean = [asdict(files.averaging), [len(each.predictions) for each in files.members]] if files.members else None
-    return key_of(
-        __version__, files.name, stamps, mean, asdict(replace(options, calibrator=None))
-    )  # by its fingerprint, wherever it lies
+    about: list[Any] = [__version__, files.name, stamps, mean, asdict(replace(options, calibrator=None))]
+    if files.raters or files.rater_channels:
+        about.append([*(each.rater for each in files.raters), files.rater_channels])
+    return key_of(*about)  # of a calibrator by its fingerprint, wherever it lies

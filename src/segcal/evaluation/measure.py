@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from segcal.errors import GridError, ShapeError
 from segcal.evaluation.doubts import HARD_DECISIONS, MEANINGS, Watch
 from segcal.evaluation.options import Options, slab_voxels
+from segcal.evaluation.rated import RaterSums, Votes
 from segcal.evaluation.sums import CaseSums
 from segcal.evaluation.voxels import measure_voxels, sums_of_case
 from segcal.volumes import Case, CaseFiles, open_case
@@ -23,10 +25,16 @@ COPIED_VOXELS = 1 << 20
 
 
 class Measured(NamedTuple):
-    """The sums of a case, and what is doubtful about it (see `segcal.evaluation.doubts`)."""
+    """The sums of a case, and what is doubtful about it (see `segcal.evaluation.doubts`).
+
+    facets: further sums of the same case by the names of their results, as "raters/anna".
+    votes: how its raters voted; None where there are none.
+    """
 
     sums: CaseSums
     doubts: tuple[str, ...]
+    facets: Mapping[str, CaseSums] = MappingProxyType({})
+    votes: Votes | None = None
 
 
 def measure_case(
@@ -44,8 +52,11 @@ def measure_case(
         stored_logits = files.averaging.logits if files.members else options.logits
         watch = Watch(logits=stored_logits, overlapping=options.sigmoid)
         case.watch = watch.see
+        raters = RaterSums(case.raters, options, threads=threads) if case.raters else None
         slabs = (
-            measure_voxels(values, labels, options, ranked=ranked, threads=threads)
+            raters.slab(values, labels, ranked)
+            if raters
+            else measure_voxels(values, labels, options, ranked=ranked, threads=threads)
             for values, labels, ranked in _slabs(case, options, calibrator)
         )
         shape = case.shape if calibrator is not None and calibrator.spatial else case.stored_shape
@@ -55,7 +66,11 @@ def measure_case(
             "" if options.ignore_index is None else f" whose label is not {options.ignore_index}, which is ignored"
         )
         raise ShapeError(f"the volume must have voxels{ignored}; it has none.")
-    return Measured(sums, (*doubts, HARD_DECISIONS) if watch.hard else doubts)
+    doubts = (*doubts, HARD_DECISIONS) if watch.hard else doubts
+    if raters is None:
+        return Measured(sums, doubts)
+    mean, each, votes = raters.of_case(sums)
+    return Measured(mean, doubts, {f"raters/{rater}": own for rater, own in each.items()}, votes)
 
 
 def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Iterator[tuple[Array, Array, Array | None]]:

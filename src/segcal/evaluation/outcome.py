@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segcal._io.jobs import Failure
@@ -31,6 +32,7 @@ class Outcome:
     failures: the cases that could not, (case, kind, message) each.
     pairing: which files belong together, and which have no partner.
     notes: what was noticed, (kind, message, cases) each.
+    facets: further evaluations of the same cases by name: against each of several raters, as "raters/anna".
 
     >>> failure = Failure("case_1", "FileError", "cannot be read.")
     >>> Outcome(None, [failure], Pairing(())).evaluation
@@ -42,6 +44,9 @@ class Outcome:
     failures: list[Failure]
     pairing: Pairing
     notes: tuple[Note, ...] = ()
+    facets: Mapping[str, Evaluation] = field(default_factory=dict)
+    parts: Mapping[str, Path] = field(default_factory=dict)
+    """By case, the file of its sums while results are written."""
 
     @property
     def evaluation(self) -> Evaluation:

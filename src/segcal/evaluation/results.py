@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,27 @@ from segcal._io.files import replacing, write_csv, write_whole
 from segcal._io.jobs import Failure
 from segcal.errors import ConfigError
 from segcal.evaluation.agreement import agreement_content
+from segcal.evaluation.facets import facet_files, remove_facets
 from segcal.evaluation.options import Options
 from segcal.evaluation.outcome import Outcome, as_plain
 from segcal.evaluation.sums import CaseSums
+from segcal.volumes import Pairing
 
 if TYPE_CHECKING:
     from segcal._io.spool import Piece
     from segcal.evaluation.evaluation import Evaluation
 
 PACKED = ("bins", "top_label")  # of a case's sums, those in fine bins
-RESULTS = ("evaluation.npz", "evaluation.json", "cases.csv", "summary.csv", "summary.json", "failures.csv")
+RESULTS = (
+    "evaluation.npz",
+    "evaluation.json",
+    "cases.csv",
+    "summary.csv",
+    "summary.json",
+    "failures.csv",
+    "raters.csv",
+    "raters_summary.csv",
+)
 
 
 def stack_cases(
@@ -79,6 +90,21 @@ def stack_cases(
     )
 
 
+def stack_facets(parts: Mapping[str, Path], options: Options) -> dict[str, Evaluation]:
+    """The facets of all cases, each an evaluation of the cases that have it.
+
+    parts: By case, the file of its sums.
+    """
+    files: dict[str, dict[str, Path]] = {}
+    for case, path in parts.items():
+        for name, file in facet_files(path).items():
+            files.setdefault(name, {})[case] = file
+    return {
+        name: stack_cases(list(own), lambda case, own=own: CaseSums.load(own[case]), options)  # type: ignore[misc]
+        for name, own in sorted(files.items())
+    }
+
+
 def class_names(number: int, options: Options) -> tuple[str, ...]:
     """Of the regions, or of so many classes; those without a name are numbered."""
     if options.regions is not None:
@@ -91,15 +117,33 @@ def class_names(number: int, options: Options) -> tuple[str, ...]:
     return tuple(names.get(value, f"class {value}") for value in (labels[1:] if number == 1 else labels))
 
 
-def write_results(outcome: Outcome, options: Options, out: Path) -> None:
+def write_results(outcome: Outcome, options: Options, out: Path, *, curvas: bool = False) -> None:
     """Write cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv.
 
-    They replace those of the last time. Where no case could be measured, failures.csv alone is there.
+    They replace those of the last time. Where no case could be measured, failures.csv alone is there. Facets go to
+    folders of their names; what their raters tell goes to raters.csv and raters_summary.csv.
     """
+    remove_facets(out, outcome.facets)
+    for name, facet in outcome.facets.items():
+        with replacing(out / name, RESULTS) as new:
+            _write_numbers(facet, Outcome(facet, [], Pairing(())), options, new)
     with replacing(out, RESULTS) as new:
         write_csv(new / "failures.csv", Failure._fields, outcome.failures)
         if outcome.measured is not None:
             _write_numbers(outcome.measured, outcome, options, new)
+            if any(name.startswith("raters/") for name in outcome.facets):
+                _write_raters(outcome, options, new, curvas=curvas)
+
+
+def _write_raters(outcome: Outcome, options: Options, out: Path, *, curvas: bool) -> None:
+    from segcal.evaluation.raters import RaterNumber, RaterRow, numbers_of_raters, summarize_raters
+
+    rows = numbers_of_raters(outcome, curvas=curvas)
+    first = outcome.evaluation.classes[0]
+    if outcome.evaluation.has_background and not options.background:
+        rows = [row for row in rows if row.label != first]
+    write_csv(out / "raters.csv", ("case", "class", *RaterNumber._fields[2:]), rows)
+    write_csv(out / "raters_summary.csv", ("class", *RaterRow._fields[1:]), summarize_raters(rows))
 
 
 def _write_numbers(evaluation: Evaluation, outcome: Outcome, options: Options, out: Path) -> None:

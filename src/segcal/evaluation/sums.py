@@ -51,14 +51,20 @@ class CaseSums:
         added = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return CaseSums(**added | {"voxel_ml": self.voxel_ml})
 
-    def save(self, path: Path, case: str, sources: Sequence[Path], *, doubts: Sequence[str] = ()) -> None:
-        """Write them to a file of their own, with the stamps of what they were read from and what is doubtful there."""
+    def save(
+        self, path: Path, case: str, sources: Sequence[Path], *, doubts: Sequence[str] = (), facets: Sequence[str] = ()
+    ) -> None:
+        """Write them to a file of their own, with the stamps of what they were read from and what is doubtful there.
+
+        facets: Names of further sums of the case, which are in files beside this one.
+        """
         stamps: dict[str, dict[str, int]] = {}
         for source in sources:  # those of members go by the same names
             stamps[f"{source.parent.name}/{source.name}" if source.name in stamps else source.name] = stamp(source)
         _, classes, fine_bins = self.bins.shape
         header = {"format": FORMAT, "case": case, "classes": classes, "fine_bins": fine_bins, "files": stamps}
         header |= {"exclusive": self.top_label.size > 0, "notes": list(doubts)}
+        header |= {"facets": list(facets)} if facets else {}
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         write_npz(path, header, arrays | {name: np.frombuffer(made, np.uint8) for name, made in self.packed().items()})
 
@@ -73,6 +79,11 @@ class CaseSums:
         """How many classes the sums in a file have, and what is doubtful about the case; sums are not read."""
         header = read_header(path, kind=FORMAT)
         return int(header["classes"]), [str(doubt) for doubt in header.get("notes", [])]
+
+    @staticmethod
+    def facets_in(path: Path) -> list[str]:
+        """The names of further sums of the case in a file."""
+        return [str(name) for name in read_header(path, kind=FORMAT).get("facets", [])]
 
     @staticmethod
     def doubts_in(path: Path) -> list[str]:

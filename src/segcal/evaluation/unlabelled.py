@@ -56,8 +56,8 @@ def measure_prediction(files: PredictionFiles, options: Options, *, threads: int
 def measure_to(files: PredictionFiles, options: Options, threads: int, name: str, path: Path) -> None:
     """Write the sums of one case to a file of their own."""
     with unchanged(files.all):
-        sums, doubts = measure_prediction(files, options, threads=threads)
-    sums.save(path, name, files.predictions, doubts=doubts)
+        measured = measure_prediction(files, options, threads=threads)
+    measured.sums.save(path, name, files.predictions, doubts=measured.doubts)
 
 
 def _calibrator_of(options: Options) -> Calibrator | None:

@@ -154,20 +154,37 @@ class Mean:
         return total
 
 
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """A label map as stored, its view (region, x, y, z) on the case's grid, and who drew it."""
+
+    stored: StoredArray
+    view: NDArray[Any]
+    rater: str | None = None
+
+    def read(self, case: str, block: NDArray[Any]) -> NDArray[Any]:
+        """A block of the view, (voxel) or (region, voxel); what was mapped is let go."""
+        labels = whole_numbers(case, block, self.stored)
+        self.stored.release()
+        return labels if len(labels) > 1 else labels[0]
+
+
 class Case:
     """Probabilities and labels of one case on one grid, to be read in slabs; close it, or use it in a with block."""
 
-    def __init__(
-        self, name: str, prediction: Sources | Mean, label: StoredArray, label_view: NDArray[Any], grid: Grid
-    ) -> None:
+    def __init__(self, name: str, prediction: Sources | Mean, labels: Sequence[Labels], grid: Grid) -> None:
         self.name = name
         self.grid = grid
         self.classes = prediction.classes
         self._prediction = prediction
-        self._label: StoredArray | None = label
-        self._label_view = label_view
+        self._labels = list(labels)
         self.watch: Callable[[NDArray[Any]], None] = lambda probabilities: None
         """Sees all (class, voxel) values that are read, before whoever asked for them."""
+
+    @property
+    def raters(self) -> tuple[str, ...]:
+        """Who drew the labels; none where there is one label map of nobody in particular."""
+        return tuple(labels.rater for labels in self._labels if labels.rater is not None)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -188,7 +205,8 @@ class Case:
         """Probabilities (class, voxel) and labels (voxel) or (region, voxel), of at most `most_voxels` voxels each.
 
         Every voxel comes once, in the order in which the prediction is stored. Probabilities are float32, or float64
-        where the file is; labels are integers. A slab may be a view of the case: read it, do not write to it.
+        where the file is; labels are integers, with an axis of raters before the others where there are some. A slab
+        may be a view of the case: read it, do not write to it.
         """
         if most_voxels < 1:
             raise ConfigError(f"most_voxels must be at least 1; got {most_voxels}.")
@@ -203,23 +221,21 @@ class Case:
 
     def _views(self) -> list[NDArray[Any]]:
         """Of labels and predictions, all on the grid."""
-        return [self._label_view, *self._prediction.views(self.watch)]
+        if not self._labels:
+            raise FileError(f"{self.name}: the case must be open; it has been closed.")
+        return [*(labels.view for labels in self._labels), *self._prediction.views(self.watch)]
 
     def _block(self, views: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Probabilities and labels of a block of the labels and of each source; what was mapped is let go."""
-        label = self._label
-        if label is None:
-            raise FileError(f"{self.name}: the case must be open; it has been closed.")
-        label_view, *blocks = views
-        probabilities = self._prediction.take(blocks, self.watch)
-        labels = whole_numbers(self.name, label_view, label)
-        label.release()
+        number = len(self._labels)
+        probabilities = self._prediction.take(views[number:], self.watch)
+        drawn = [each.read(self.name, view) for each, view in zip(self._labels, views[:number], strict=True)]
         self._prediction.release()
-        return probabilities, labels if len(labels) > 1 else labels[0]
+        return probabilities, np.stack(drawn) if self.raters else drawn[0]
 
     def close(self) -> None:
         """Let go of files and memory."""
-        self._label, self._prediction, self._label_view = None, Sources([]), np.empty(0)
+        self._labels, self._prediction = [], Sources([])
 
     def __enter__(self) -> Case:
         return self
@@ -264,7 +280,36 @@ def open_case(files: CaseFiles) -> Case:
         raise FileError(f"{files.name}: {error}") from error
     label_view, views, grid = fit(files.name, label, predictions)
     sources = [Source(view, stored) for view, stored in zip(views, predictions, strict=True)]
-    return Case(files.name, Sources(with_full_scale(files.name, sources)), label, label_view, grid)
+    labels = _drawn(files, Labels(label, label_view), predictions, views)
+    return Case(files.name, Sources(with_full_scale(files.name, sources)), labels, grid)
+
+
+def _drawn(
+    files: CaseFiles, first: Labels, predictions: Sequence[StoredArray], views: Sequence[NDArray[Any]]
+) -> list[Labels]:
+    """The label maps of all raters of a case, on the grid of the first; that one alone where there are no raters."""
+    if files.rater_channels:
+        if len(first.view) < 2:
+            raise ShapeError(f"{files.name}: labels must have a channel for each rater; {files.label.name} has one.")
+        return [Labels(first.stored, first.view[i : i + 1], f"rater {i + 1}") for i in range(len(first.view))]
+    if not files.raters:
+        return [first]
+    labels = [replace(first, rater=files.raters[0].rater)]
+    for other in files.raters[1:]:
+        name = f"{files.name}, rater {other.rater}"
+        try:
+            stored = read_array(other.label, keys=LABEL_KEYS)
+        except FileError as error:
+            raise FileError(f"{name}: {error}") from error
+        view, seen, _ = fit(name, stored, predictions)
+        alike = all(one.__array_interface__ == same.__array_interface__ for one, same in zip(seen, views, strict=True))
+        if not alike or len(view) != len(first.view):
+            raise GridError(
+                f"{name}: the label maps of all raters must have the same axes and channels; this one differs from "
+                f"that of {files.raters[0].rater}. Save them alike."
+            )
+        labels.append(Labels(stored, view, other.rater))
+    return labels
 
 
 def _open_mean(files: CaseFiles, label: StoredArray) -> Case:
@@ -292,7 +337,8 @@ def _open_mean(files: CaseFiles, label: StoredArray) -> Case:
 
     doubts = tuple(sorted({doubt for _, (_, _, own) in fitted for doubt in own.doubts}))
     mean = Mean([partial(load, member) for member in members], numbers[0], files.averaging)
-    return Case(files.name, mean, label, label_view, replace(grid, doubts=doubts))
+    peeked, (_, views, _) = fitted[0]
+    return Case(files.name, mean, _drawn(files, Labels(label, label_view), peeked, views), replace(grid, doubts=doubts))
 
 
 def _fit_member(

@@ -22,6 +22,9 @@ _CLASS_FILES = [
     re.compile(form, re.IGNORECASE) for form in (rf"(?P<case>){_NUMBERED}", rf"(?P<case>.+?)[_-]{_NUMBERED}")
 ]
 
+_RATER_WORDS = f"rater|reader|annotator|annotation|expert|observer|r|{_LABEL_WORDS}"
+_RATER_FILES = re.compile(rf"(?:(?P<case>.+?)[_-])?(?P<rater>(?:{_RATER_WORDS})[_-]?(?:\d+|[a-z]))", re.IGNORECASE)
+
 _FOLD = re.compile(r"fold_\d+")
 _LEFT_OUT = (".", "crossval_results_folds_")  # hidden; label maps that nnU-Net gathers from its folds
 
@@ -38,10 +41,19 @@ class MemberFiles:
 
 
 @dataclass(frozen=True)
+class RaterFile:
+    """The label map that one rater drew of a case."""
+
+    rater: str
+    label: Path
+
+
+@dataclass(frozen=True)
 class CaseFiles:
     """The files of one case: one prediction, or one per class in class order, and its label.
 
-    With `members`, what is predicted is the mean of the first and of these.
+    With `members`, what is predicted is the mean of the first and of these. With `raters`, each has a label map of its
+    own, and `label` is that of the first. With `rater_channels`, the raters are the channels of the label file.
     """
 
     name: str
@@ -49,16 +61,26 @@ class CaseFiles:
     label: Path
     members: tuple[MemberFiles, ...] = ()
     averaging: Averaging = PLAIN
+    raters: tuple[RaterFile, ...] = ()
+    rater_channels: bool = False
 
     @property
     def all(self) -> tuple[Path, ...]:
         """Every file that is read."""
-        return (*self.predictions, self.label, *(path for member in self.members for path in member.predictions))
+        members = (path for member in self.members for path in member.predictions)
+        return (*self.predictions, self.label, *(each.label for each in self.raters[1:]), *members)
 
     def absolute(self) -> CaseFiles:
         """The same for those who have another current folder."""
         members = tuple(MemberFiles(each.folder, _absolute(each.predictions)) for each in self.members)
-        return replace(self, predictions=_absolute(self.predictions), label=self.label.absolute(), members=members)
+        raters = tuple(RaterFile(each.rater, each.label.absolute()) for each in self.raters)
+        return replace(
+            self,
+            predictions=_absolute(self.predictions),
+            label=self.label.absolute(),
+            members=members,
+            raters=raters,
+        )
 
 
 @dataclass(frozen=True)
@@ -81,6 +103,21 @@ class Pairing:
             for case in self.cases
         )
         return replace(self, cases=tuple(cases))
+
+
+def rated(pairings: Mapping[str, Pairing]) -> Pairing:
+    """The cases of all raters, each with the label maps of those who drew it; a rater may miss cases.
+
+    pairings: Of each rater, the same predictions paired with the rater's label maps.
+    """
+    found: dict[tuple[Path, ...], list[tuple[RaterFile, CaseFiles]]] = defaultdict(list)
+    for rater, pairing in pairings.items():
+        for case in pairing.cases:
+            found[case.predictions].append((RaterFile(rater, case.label), case))
+    cases = [replace(drawn[0][1], raters=tuple(file for file, _ in drawn)) for drawn in found.values()]
+    alone = set.intersection(*(set(pairing.unpaired_predictions) for pairing in pairings.values()))
+    labels = [f"{rater}: {path}" for rater, pairing in pairings.items() for path in pairing.unpaired_labels]
+    return Pairing(tuple(sorted(cases, key=lambda case: case.name)), tuple(sorted(alone)), tuple(labels))
 
 
 def _absolute(paths: Iterable[Path]) -> tuple[Path, ...]:
@@ -134,6 +171,42 @@ def pair_cases(predictions: Path, labels: Path) -> Pairing:
         _relative((path for claim in left for path in claim.files), predictions),
         _relative((claim.files[0] for claim in label_claims if claim.files[0] not in paired), labels),
     )
+
+
+def pair_raters(predictions: Path, labels: Path) -> Pairing:
+    """The cases of a folder in which each label map is named by its case and a rater.
+
+    The rater is the end of the name, after `_` or `-`: a word for raters and a number, or a letter (`case_1_rater2`,
+    `case_1-reader_a`, `case_1_seg03`); in a folder of the case the same without the case's name.
+    """
+    found: dict[str, dict[str, list[Claim]]] = defaultdict(lambda: defaultdict(list))
+    unknown = []
+    for folder, stems in _image_files(labels).items():
+        inside = None if folder == labels else folder.name
+        for path, stem in stems.items():
+            match = _RATER_FILES.fullmatch(stem)
+            case = match and (match["case"] or inside)
+            if match and case:
+                found[match["rater"].lower()][case].append(Claim((path,), (case, None, None)))
+            else:
+                unknown.append(path)
+    if not found:
+        raise FileError(
+            f"label maps of several raters in one folder must be named by case and rater, as case_1_rater1.nii.gz; "
+            f"{labels} has none. Rename them, or give a folder for each rater."
+        )
+    known = {case for drawn in found.values() for case in drawn}
+    claims = claims_of_predictions(predictions, known=known)
+    pairings = {}
+    for rater, drawn in sorted(found.items()):
+        matches = _match(claims, [claim for each in drawn.values() for claim in each])
+        cases = tuple(CaseFiles(name, one.files, other.files[0]) for name, (one, other) in sorted(matches.items()))
+        paired = {path for case in cases for path in (*case.predictions, case.label)}
+        alone = (path for claim in claims for path in claim.files if path not in paired)
+        own = (claim.files[0] for each in drawn.values() for claim in each if claim.files[0] not in paired)
+        pairings[rater] = Pairing(cases, _relative(alone, predictions), _relative(own, labels))
+    pairing = rated(pairings)
+    return replace(pairing, unpaired_labels=(*pairing.unpaired_labels, *_relative(unknown, labels)))
 
 
 def _match(predictions: Sequence[Claim], labels: Sequence[Claim]) -> dict[str, tuple[Claim, Claim]]:
