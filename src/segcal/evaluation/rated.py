@@ -123,10 +123,11 @@ class RaterSums:
         """Count the votes: of voxels about which somebody disagrees, and of all others."""
         number = len(self.raters)
         chances, truth = self._meant(values[:, split], labels[..., split])
+        chances = chances.astype(np.float64)  # what is summed up
         codes = np.tensordot(1 << np.arange(number), truth.astype(np.int64), 1)
         votes = truth.sum(0)
         bins = slab.sums.bins.shape[2]
-        cells = np.minimum((chances.astype(np.float64) * bins).astype(np.int64), bins - 1)
+        cells = np.minimum((chances * bins).astype(np.int64), bins - 1)
         joint = np.zeros((len(chances), number + 1, bins))
         decided = _decided(slab.decided[..., split], len(chances))
         sure = self._sure(values, labels[0], slab.sums, split)

@@ -24,10 +24,13 @@ from segcal.evaluation.voting import (
     ERRORS,
     curvas_numbers,
     deviation,
+    floor_errors,
+    floor_sums,
     nested_distance,
     numbers_of_votes,
 )
 from segcal.metrics import ece
+from segcal.statistics import BinStatistics
 
 if TYPE_CHECKING:
     from segcal.evaluation.evaluation import Evaluation
@@ -69,8 +72,8 @@ class RaterRow(NamedTuple):
     number: int
 
 
-def numbers_of_raters(outcome: Outcome, *, curvas: bool = False) -> list[RaterNumber]:
-    """Of every case and class all that its raters tell, while the sums of cases are at hand.
+def numbers_of_raters(outcome: Outcome, *, curvas: bool = False) -> tuple[list[RaterNumber], list[RaterRow]]:
+    """Of every case and class all that its raters tell, while the sums of cases are at hand; then of all cases pooled.
 
     curvas: Whether the scores of the CURVAS challenge are among it.
     """
@@ -90,7 +93,25 @@ def numbers_of_raters(outcome: Outcome, *, curvas: bool = False) -> list[RaterNu
     def of_top(case: str, raters: Sequence[str]) -> Array:
         return np.array([float(tops[rater][1][tops[rater][0].index(case)]) for rater in raters if rater in tops])
 
-    return rater_numbers(outcome.evaluation, facets, votes, bins_of, of_top if curvas else None)
+    rows = rater_numbers(outcome.evaluation, facets, votes, bins_of, of_top if curvas else None)
+    return rows, _pooled(outcome.evaluation, votes)
+
+
+def _pooled(evaluation: Evaluation, votes: Callable[[str], Votes]) -> list[RaterRow]:
+    """Errors of all cases together, against the mean of the raters, and the floor that the raters reach."""
+    total: BinStatistics | None = None
+    for case in evaluation.cases:
+        own = floor_sums(votes(case), evaluation.bins).pool("case")
+        total = own if total is None else total + own
+    if total is None:
+        return []
+    floors, sums = floor_errors(total), evaluation.statistics.pool("case").rebin(evaluation.bins)
+    return [
+        RaterRow(label, name, float(values[c]), math.nan, math.nan, len(evaluation.cases))
+        for metric, error in ERRORS.items()
+        for name, values in ((f"{metric}_pooled", error(sums)[0]), (f"{metric}_floor_pooled", floors[metric]))
+        for c, label in enumerate(evaluation.classes)
+    ]
 
 
 def rater_numbers(

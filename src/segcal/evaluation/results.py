@@ -138,12 +138,11 @@ def write_results(outcome: Outcome, options: Options, out: Path, *, curvas: bool
 def _write_raters(outcome: Outcome, options: Options, out: Path, *, curvas: bool) -> None:
     from segcal.evaluation.raters import RaterNumber, RaterRow, numbers_of_raters, summarize_raters
 
-    rows = numbers_of_raters(outcome, curvas=curvas)
-    first = outcome.evaluation.classes[0]
-    if outcome.evaluation.has_background and not options.background:
-        rows = [row for row in rows if row.label != first]
+    evaluation = outcome.evaluation
+    shown = evaluation.classes if options.background else evaluation.foreground().classes
+    rows, pooled = ([row for row in each if row.label in shown] for each in numbers_of_raters(outcome, curvas=curvas))
     write_csv(out / "raters.csv", ("case", "class", *RaterNumber._fields[2:]), rows)
-    write_csv(out / "raters_summary.csv", ("class", *RaterRow._fields[1:]), summarize_raters(rows))
+    write_csv(out / "raters_summary.csv", ("class", *RaterRow._fields[1:]), [*summarize_raters(rows), *pooled])
 
 
 def _write_numbers(evaluation: Evaluation, outcome: Outcome, options: Options, out: Path) -> None:

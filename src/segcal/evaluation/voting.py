@@ -53,7 +53,19 @@ def numbers_of_votes(votes: Votes, *, bins: int = 20, unit: float = 1.0) -> dict
         "volume_crps": unit * sample_crps(table.volume, table.true),
         "volume_crps_normal": unit * normal_crps(table.volume, table.true.mean(1), table.true.std(1)),
     }
-    return found | {f"{metric}_floor": values for metric, values in table.floor(bins).items()}
+    return found | {f"{metric}_floor": values for metric, values in floor_errors(floor_sums(votes, bins)).items()}
+
+
+def floor_sums(votes: Votes, bins: int) -> BinStatistics:
+    """(rater, class, bin): what is predicted is the mean of the other raters, the labels are those of the rater."""
+    table = _Table(votes)
+    count, confidence, labels = torch.from_numpy(table.floor_sums(bins)).unbind()
+    return BinStatistics(count, confidence, labels, Binning(bins))
+
+
+def floor_errors(stats: BinStatistics) -> dict[str, Array]:
+    """Calibration errors of each class, averaged over raters; NaN where there is one rater alone."""
+    return {metric: _nanmean(error(stats).numpy().T) for metric, error in ERRORS.items()}
 
 
 def curvas_numbers(votes: Votes, ece_of_raters: Array, *, unit: float = 1.0) -> dict[str, Array]:
@@ -135,9 +147,9 @@ def staple(patterns: Array, counts: Array, raters: int) -> Array:
             before, found = found, np.nan_to_num(special.expit(yes - no), nan=prior)
         inside, outside = weights * found, weights * (1 - found)
         if inside.sum() > 0:
-            sensitivity = inside @ chosen / inside.sum()
+            sensitivity = np.minimum(inside @ chosen / inside.sum(), 1)
         if outside.sum() > 0:
-            specificity = outside @ ~chosen / outside.sum()
+            specificity = np.minimum(outside @ ~chosen / outside.sum(), 1)
         if np.abs(found - before).max() < 1e-12:
             break
     return found
@@ -227,21 +239,17 @@ class _Table:
         found: Array = 2 * _distance(self.hits, self.predicted[:, None], self.true).mean(1) - apart.mean((1, 2))
         return found
 
-    def floor(self, bins: int) -> dict[str, Array]:
-        """Calibration errors of the mean of the other raters against each, averaged over raters; NaN for one rater."""
-        if self.raters < 2:
-            return {metric: np.full(self.classes, math.nan) for metric in ERRORS}
+    def floor_sums(self, bins: int) -> Array:
+        """(3, rater, class, bin), as `floor_sums` has them; none of a rater who is alone."""
         sums = np.zeros((3, self.raters, self.classes, bins))
         for c in range(self.classes):
             chosen, counts = self._chosen(c), self._votes.voxels[self._of[c], 0]
-            for r in range(self.raters):
+            for r in range(self.raters if self.raters > 1 else 0):
                 others = (chosen.sum(1) - chosen[:, r]) / (self.raters - 1)
                 cells = np.minimum((others * bins).astype(np.int64), bins - 1)
                 for i, values in enumerate((counts, counts * others, counts * chosen[:, r])):
                     sums[i, r, c] = np.bincount(cells, values, minlength=bins)
-        count, confidence, labels = torch.from_numpy(sums).unbind()
-        stats = BinStatistics(count, confidence, labels, Binning(bins))
-        return {metric: _nanmean(error(stats).numpy().T) for metric, error in ERRORS.items()}
+        return sums
 
 
 def nested_distance(votes: Votes, bins_of_raters: Sequence[Array]) -> Array:

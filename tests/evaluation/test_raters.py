@@ -1,0 +1,403 @@
+"""Several raters of the same cases, against what brute force on the arrays finds."""
+
+import csv
+import itertools
+import math
+import shutil
+
+import nibabel as nib
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.interpolate import interp1d
+from scipy.ndimage import gaussian_filter
+from scipy.stats import norm
+from typer.testing import CliRunner
+
+import segcal
+from segcal.cli import app
+from segcal.evaluation import cohort
+from segcal.evaluation.rated import Votes
+from segcal.evaluation.raters import read_rater_rows
+from segcal.evaluation.voting import clipped_crps, normal_crps, sample_crps, staple
+
+SHAPE = (14, 12, 10)
+RATERS = ("anna", "ben", "cem")
+
+
+def drawn(probabilities, rng):
+    """Labels of each voxel from its own probabilities."""
+    return (rng.random(SHAPE) > probabilities.cumsum(0)).sum(0).clip(max=len(probabilities) - 1).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Five cases of three classes, three raters whose labels are drawn from the probabilities; Cem missed one case."""
+    folder, rng = tmp_path_factory.mktemp("raters"), np.random.default_rng(4)
+    for name in ("maps", *RATERS):
+        (folder / name).mkdir()
+    cases = {}
+    for i in range(5):
+        fields = np.stack([8 * gaussian_filter(rng.normal(size=SHAPE), 2) * 2 for _ in range(3)])
+        fields[0] += 1
+        maps = (np.exp(fields) / np.exp(fields).sum(0)).astype(np.float32)
+        raters = {rater: drawn(maps, rng) for rater in RATERS if (rater, i) != ("cem", 2)}
+        cases[f"case_{i}"] = maps, raters
+        np.save(folder / "maps" / f"case_{i}.npy", maps)
+        for rater, labels in raters.items():
+            np.save(folder / rater / f"case_{i}.npy", labels)
+    return folder, cases
+
+
+@pytest.fixture(scope="module")
+def outcome(study):
+    folder, _ = study
+    return segcal.evaluate(folder / "maps", [folder / rater for rater in RATERS], folder / "out", curvas=True)
+
+
+@pytest.fixture(scope="module")
+def numbers(study, outcome):
+    """By case, class and metric."""
+    with (study[0] / "out" / "raters.csv").open() as file:
+        return {(row["case"], row["class"], row["metric"]): float(row["value"]) for row in csv.DictReader(file)}
+
+
+def by_hand(study):
+    """Of each case and foreground class: decision, and the raters' masks."""
+    for case, (maps, raters) in study[1].items():
+        for c in (1, 2):
+            masks = np.array([labels == c for labels in raters.values()])
+            yield case, f"class {c}", maps[c], maps.argmax(0) == c, masks
+
+
+def dice_of(one, other):
+    return 2 * (one & other).sum() / (one.sum() + other.sum())
+
+
+def iou_of(one, other):
+    return (one & other).sum() / (one | other).sum() if (one | other).any() else 1.0
+
+
+def test_each_rater_has_the_results_of_an_evaluation_against_that_rater_alone(study, outcome):
+    folder, _ = study
+    for rater in RATERS:
+        alone = segcal.evaluate(folder / "maps", folder / rater, folder / f"alone-{rater}").evaluation
+        own = outcome.facets[f"raters/{rater}"]
+        assert own.cases == alone.cases
+        for name in ("count", "confidence_sum", "label_sum"):
+            assert (getattr(own.statistics, name) == getattr(alone.statistics, name)).all()
+            assert (getattr(own.top_label, name) == getattr(alone.top_label, name)).all()
+        for metric, values in alone.case_metrics().items():
+            np.testing.assert_allclose(own.case_metrics()[metric], values, rtol=1e-9, err_msg=metric)
+        loaded = segcal.Evaluation.load(folder / "out" / "raters" / rater / "evaluation.npz")
+        assert loaded.cases == alone.cases
+
+
+def test_the_evaluation_is_that_against_the_mean_of_the_raters(study, outcome):
+    import torch
+
+    for i, (case, (maps, raters)) in enumerate(study[1].items()):
+        soft = np.mean([[labels == c for c in range(3)] for labels in raters.values()], 0)
+        stats = segcal.bin_statistics(torch.from_numpy(maps)[None], torch.from_numpy(soft)[None], bins=20)
+        assert outcome.evaluation.cases[i] == case
+        np.testing.assert_allclose(outcome.evaluation.case_metrics()["ace"][i], segcal.ace(stats)[0], rtol=1e-6)
+        np.testing.assert_allclose(outcome.evaluation.case_metrics()["ece"][i], segcal.ece(stats)[0], rtol=1e-6)
+
+
+def test_dice_against_every_reference(study, numbers):
+    for case, label, _, decided, masks in by_hand(study):
+        each = [dice_of(decided, mask) for mask in masks]
+        share = masks.mean(0)
+        expected = {
+            "raters": len(masks),
+            "dice_each": np.mean(each),
+            "dice_spread": np.std(each, ddof=1),
+            "dice_between": np.mean([dice_of(a, b) for a, b in itertools.combinations(masks, 2)]),
+            "dice_majority": dice_of(decided, share > 0.5),
+            "dice_consensus": dice_of(decided & ((share == 0) | (share == 1)), share == 1),
+        }
+        for metric, value in expected.items():
+            assert numbers[case, label, metric] == pytest.approx(value, rel=1e-9), metric
+
+
+def test_dice_over_thresholds(study, numbers):
+    for case, label, chance, _, masks in by_hand(study):
+        for metric, thresholds in (
+            ("dice_thresholds", np.arange(1, 10) / 10),
+            ("curvas_thresh_dsc", np.linspace(0.1, 0.8, 6)),
+        ):
+            pairs = [(chance > t, masks.mean(0) > t + 1e-9) for t in thresholds]
+            scores = [dice_of(one, other) if one.any() or other.any() else 1.0 for one, other in pairs]
+            assert numbers[case, label, metric] == pytest.approx(np.mean(scores), rel=1e-6)
+
+
+def test_energy_distance_of_the_decision_and_of_all_thresholds(study, numbers):
+    for case, label, chance, decided, masks in by_hand(study):
+        apart = np.mean([[1 - iou_of(a, b) for a in masks] for b in masks])
+        expected = 2 * np.mean([1 - iou_of(decided, mask) for mask in masks]) - apart
+        assert numbers[case, label, "ged"] == pytest.approx(expected, rel=1e-9)
+        sets = [np.floor(chance.astype(float) * 1200) > i for i in range(0, 1200, 12)]  # every twelfth: close to all
+        own = np.mean([[1 - iou_of(a, b) for a in sets] for b in sets])
+        nested = 2 * np.mean([[1 - iou_of(a, mask) for a in sets] for mask in masks]) - own - apart
+        assert numbers[case, label, "ged_thresholds"] == pytest.approx(nested, abs=0.02)
+
+
+def test_scores_of_volumes(study, numbers):
+    for case, label, chance, _, masks in by_hand(study):
+        volumes, volume = masks.sum((1, 2, 3)).astype(float), chance.sum(dtype=float)
+        assert numbers[case, label, "volume_crps"] == pytest.approx(
+            np.abs(volumes - volume).mean() - np.abs(volumes[:, None] - volumes).mean() / 2
+        )
+        mean, std = volumes.mean(), volumes.std()
+        exact = quad(lambda y, m=mean, s=std, v=volume: (norm.cdf(y, m, s) - (y >= v)) ** 2, mean - 40 * std,
+                     mean + 40 * std, points=[volume, mean], limit=500)[0]  # fmt: skip
+        assert numbers[case, label, "curvas_crps"] == pytest.approx(exact, rel=1e-4)
+
+
+def test_the_confidence_and_error_of_curvas(study, outcome, numbers):
+    for case, label, chance, _, masks in by_hand(study):
+        share = masks.mean(0)
+        expected = (chance[share == 1].mean(dtype=float) + 1 - chance[share == 0].mean(dtype=float)) / 2
+        assert numbers[case, label, "curvas_confidence"] == pytest.approx(expected, rel=1e-5)
+        maps, raters = study[1][case]
+        top, errors = maps.max(0).astype(float), []
+        for labels in raters.values():
+            right, cells = maps.argmax(0) == labels, np.minimum((top * 50).astype(int), 49)
+            gaps = [abs((top[cells == b] - right[cells == b]).sum()) for b in range(50)]
+            errors.append(sum(gaps) / top.size)
+        assert numbers[case, label, "curvas_ece"] == pytest.approx(np.mean(errors), rel=1e-6)
+
+
+def test_the_floor_is_the_error_of_the_others_mean(study, numbers):
+    import torch
+
+    for case, label, _, _, masks in by_hand(study):
+        floors = []
+        for r in range(len(masks)):
+            others = torch.from_numpy(np.delete(masks, r, 0).mean(0))
+            stats = segcal.bin_statistics(others[None, None], torch.from_numpy(masks[r : r + 1])[None], bins=20)
+            floors.append(segcal.ace(stats).item())
+        assert numbers[case, label, "ace_floor"] == pytest.approx(np.mean(floors), rel=1e-9)
+
+
+def test_a_network_that_knows_the_probabilities_reaches_the_floor_and_an_overconfident_one_does_not(tmp_path):
+    """Raters who agree but for a shift: their mean is nearly calibrated, and so is the network that has it."""
+    rng = np.random.default_rng(0)
+    for name in ("sure", "right", *(f"r{i}" for i in range(5))):
+        (tmp_path / name).mkdir()
+    where = np.broadcast_to(np.arange(60.0)[:, None, None], (60, 10, 10))
+    for case in range(20):
+        chance = norm.cdf((where - 30) / 4)  # a rater's boundary is drawn from a normal distribution
+        np.save(tmp_path / "right" / f"{case}.npy", np.stack([1 - chance, chance]).astype(np.float32))
+        sure = norm.cdf((where - 30) / 0.5)
+        np.save(tmp_path / "sure" / f"{case}.npy", np.stack([1 - sure, sure]).astype(np.float32))
+        for i in range(5):
+            np.save(tmp_path / f"r{i}" / f"{case}.npy", (where > rng.normal(30, 4)).astype(np.uint8))
+    rows = {}
+    for network in ("right", "sure"):
+        folders = [tmp_path / f"r{i}" for i in range(5)]
+        segcal.evaluate(tmp_path / network, folders, tmp_path / f"out-{network}")
+        rows[network] = {row.metric: row.value for row in read_rater_rows(tmp_path / f"out-{network}")}
+    for error in ("ace", "ece"):
+        floor = rows["right"][f"{error}_floor_pooled"]
+        assert rows["right"][f"{error}_pooled"] < floor
+        assert rows["sure"][f"{error}_floor_pooled"] == floor
+    assert rows["sure"]["ece_pooled"] > 5 * rows["right"]["ece_pooled"]
+    assert rows["sure"]["ged_thresholds"] > 2 * rows["right"]["ged_thresholds"]
+
+
+def test_closed_forms_of_the_volume_score_agree_with_integrals():
+    mean, std = np.full(6, 100.0), np.full(6, 7.0)
+    volume = np.array([100.0, 95.0, 112.0, 118.0, 60.0, 400.0])
+    for v, found in zip(volume, normal_crps(volume, mean, std), strict=True):
+        ends = sorted({-200.0, v, 100.0, 600.0})
+        value = sum(
+            quad(lambda y, v=v: (norm.cdf(y, 100, 7) - (y >= v)) ** 2, a, b, epsabs=1e-9)[0]
+            for a, b in itertools.pairwise(ends)
+        )
+        assert found == pytest.approx(value, rel=1e-6)
+    xs = np.linspace(norm.ppf(0.01, 100, 7), norm.ppf(0.99, 100, 7), 100)
+    cut = interp1d(xs, norm.cdf(xs, 100, 7), bounds_error=False, fill_value=(0, 1))
+    grid = np.linspace(79, 121, 400_001)  # three standard deviations to either side
+    for v, found in zip(volume, clipped_crps(volume, mean, std), strict=True):
+        value = np.trapezoid((cut(grid) - (grid >= v)) ** 2, grid)
+        assert found == pytest.approx(value, rel=5e-4)
+
+
+def test_known_defects_of_the_published_volume_score():
+    one, std = np.array([100.0]), np.array([7.0])
+    near, far = clipped_crps(np.array([121.0]), one, std), clipped_crps(np.array([1e6]), one, std)
+    assert near == far  # saturated
+    assert normal_crps(np.array([1e6]), one, std) > 1e5 * near / 20
+    assert math.isnan(clipped_crps(one, one, np.zeros(1))[0])  # raters with the same volume
+    assert normal_crps(np.array([103.0]), one, np.zeros(1)) == 3.0
+    assert sample_crps(np.array([103.0]), np.array([[100.0, 100.0]])) == 3.0
+
+
+def test_staple_agrees_with_expectation_maximization_voxel_by_voxel():
+    rng = np.random.default_rng(1)
+    truth = rng.random(4000) < 0.2
+    masks = np.array([np.where(rng.random(4000) < right, truth, ~truth) for right in (0.95, 0.9, 0.6, 0.85)])
+    p = q = np.full(4, 0.99999)
+    prior, w = masks.mean(), None
+    for _ in range(300):
+        a = prior * np.prod(np.where(masks, p[:, None], 1 - p[:, None]), 0)
+        b = (1 - prior) * np.prod(np.where(masks, 1 - q[:, None], q[:, None]), 0)
+        w = a / (a + b)
+        p, q = (masks * w).sum(1) / w.sum(), (~masks * (1 - w)).sum(1) / (1 - w).sum()
+    codes = (masks * (1 << np.arange(4))[:, None]).sum(0)
+    patterns, where, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    np.testing.assert_allclose(staple(patterns, counts.astype(float), 4)[where], w, atol=1e-6)
+
+
+def test_staple_agrees_with_simpleitk():
+    sitk = pytest.importorskip("SimpleITK", reason="needs SimpleITK")
+    rng = np.random.default_rng(2)
+    truth = gaussian_filter(rng.normal(size=(24, 24, 8)), 2) > 0.03
+    masks = np.array([np.where(rng.random(truth.shape) < right, truth, ~truth) for right in (0.97, 0.9, 0.8)])
+    theirs = sitk.GetArrayFromImage(sitk.STAPLE([sitk.GetImageFromArray(mask.astype(np.uint8)) for mask in masks], 1.0))
+    codes = (masks.reshape(3, -1) * (1 << np.arange(3))[:, None]).sum(0)
+    patterns, where, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    np.testing.assert_allclose(staple(patterns, counts.astype(float), 3)[where], theirs.ravel(), atol=1e-4)
+
+
+def test_files_and_channels_hold_raters_as_well_as_folders(study, outcome, tmp_path):
+    folder, cases = study
+    for name in ("files", "channels"):
+        (tmp_path / name).mkdir()
+    for case, (_, raters) in cases.items():
+        for rater, labels in zip(("rater1", "rater2", "rater3"), raters.values(), strict=False):
+            np.save(tmp_path / "files" / f"{case}_{rater}.npy", labels)
+        np.save(tmp_path / "channels" / f"{case}.npy", np.stack(list(raters.values())))
+    for kind in ("files", "channels"):
+        found = segcal.evaluate(folder / "maps", tmp_path / kind, tmp_path / f"out-{kind}", raters_from=kind)
+        assert not found.failures
+        assert (found.evaluation.statistics.label_sum == outcome.evaluation.statistics.label_sum).all()
+        assert len(found.facets) == 3
+
+
+def test_logits_regions_and_ignored_labels(study, tmp_path):
+    _, cases = study
+    (tmp_path / "logits").mkdir()
+    for rater in RATERS[:2]:
+        (tmp_path / rater).mkdir()
+    masks = {}
+    for case, (maps, raters) in cases.items():
+        np.save(tmp_path / "logits" / f"{case}.npy", np.log(maps.astype(np.float64)))
+        hidden = [raters[rater].copy() for rater in RATERS[:2]]
+        hidden[0][:3], hidden[1][-2:] = 9, 9
+        masks[case] = (hidden[0] != 9) & (hidden[1] != 9)
+        for rater, labels in zip(RATERS[:2], hidden, strict=True):
+            np.save(tmp_path / rater / f"{case}.npy", labels)
+    regions = segcal.Regions({"any": (1, 2), "two": (2,)})
+    options = segcal.ReadOptions(logits=True, ignore_index=9, regions=regions)
+    found = segcal.evaluate(
+        tmp_path / "logits", [tmp_path / rater for rater in RATERS[:2]], tmp_path / "out", options=options
+    )
+    assert not found.failures
+    for i, (case, (maps, raters)) in enumerate(cases.items()):
+        keep = masks[case]
+        chance = maps[1:].astype(float).sum(0)[keep]
+        soft = np.mean([(raters[rater] > 0)[keep] for rater in RATERS[:2]], 0)
+        cells = np.minimum((chance * 20).astype(int), 19)
+        gaps = [abs((chance[cells == b] - soft[cells == b]).mean()) for b in np.unique(cells)]
+        assert found.evaluation.case_metrics()["ace"][i, 0].item() == pytest.approx(np.mean(gaps), rel=1e-4)
+
+
+def test_it_goes_on_where_it_was_stopped_and_notices_what_is_spoilt(study, tmp_path, monkeypatch):
+    folder, _ = study
+    labels = [folder / rater for rater in RATERS]
+    segcal.evaluate(folder / "maps", labels, tmp_path / "out")
+    before = (tmp_path / "out" / "raters.csv").read_bytes()
+    read, original = [], cohort.measure_case
+    monkeypatch.setattr(cohort, "measure_case", lambda f, o, **k: read.append(f.name) or original(f, o, **k))
+    segcal.evaluate(folder / "maps", labels, tmp_path / "out")
+    assert read == []
+    spoilt = sorted((tmp_path / "out" / ".parts").glob("*.votes.npz"))[0]
+    spoilt.write_bytes(spoilt.read_bytes()[:100])
+    segcal.evaluate(folder / "maps", labels, tmp_path / "out")
+    assert len(read) == 1
+    assert (tmp_path / "out" / "raters.csv").read_bytes() == before
+    segcal.evaluate(folder / "maps", labels[0], tmp_path / "out")  # one rater: what several told goes
+    assert not (tmp_path / "out" / "raters").exists()
+    assert not (tmp_path / "out" / "raters.csv").exists()
+
+
+def test_two_workers_find_what_one_finds(study, outcome, tmp_path):
+    folder, _ = study
+    segcal.evaluate(folder / "maps", [folder / rater for rater in RATERS], tmp_path / "out", curvas=True, workers=2)
+    for name in ("raters.csv", "cases.csv", "raters_summary.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / "out" / name).read_bytes()
+
+
+def test_the_command_shows_a_table(study, tmp_path):
+    folder, _ = study
+    raters = [str(folder / rater) for rater in RATERS]
+    found = CliRunner().invoke(app, ["evaluate", str(folder / "maps"), *raters, "--out", str(tmp_path / "out")])
+    assert found.exit_code == 0, found.output
+    assert "rater floor" in found.output
+    assert "STAPLE" in found.output
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (["anna", "anna"], {}, "came twice"),
+        (["anna"], {"curvas": True}, "several raters"),
+        (["anna", "ben"], {"raters_from": "files"}, "one folder"),
+        (["anna"], {"raters_from": "files"}, "case_1_rater1.nii.gz"),
+        (["anna"], {"raters_from": "moon"}, "'folders', 'files', 'channels'"),
+        ([], {}, "none came"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(study, tmp_path, labels, options, message):
+    folder, _ = study
+    with pytest.raises(segcal.errors.SegcalError, match=message):
+        segcal.evaluate(folder / "maps", [folder / rater for rater in labels], tmp_path / "out", **options)
+
+
+def test_raters_on_other_grids_fail_alone(tmp_path):
+    maps = np.full((2, 4, 5, 6), 0.5, np.float32)
+    for name in ("maps", "a", "b"):
+        (tmp_path / name).mkdir()
+    for case in ("one", "two"):
+        np.save(tmp_path / "maps" / f"{case}.npy", maps)
+        np.save(tmp_path / "a" / f"{case}.npy", np.zeros((4, 5, 6), np.uint8))
+        np.save(tmp_path / "b" / f"{case}.npy", np.zeros((4, 5, 6) if case == "one" else (6, 5, 4), np.uint8))
+    found = segcal.evaluate(tmp_path / "maps", [tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert found.evaluation.cases == ("one",)
+    assert "rater b" in found.failures[0].message
+
+
+def test_nifti_raters_with_a_calibrator_and_members(study, tmp_path):
+    _, cases = study
+    for name in ("maps", "more", *RATERS[:2]):
+        (tmp_path / name).mkdir()
+    for case, (maps, raters) in cases.items():
+        for name in ("maps", "more"):
+            nib.Nifti1Image(np.moveaxis(maps, 0, 3), np.diag([1, 2, 3, 1])).to_filename(tmp_path / name / f"{case}.nii")
+        for rater in RATERS[:2]:
+            nib.Nifti1Image(raters[rater], np.diag([1, 2, 3, 1])).to_filename(tmp_path / rater / f"{case}.nii.gz")
+    labels = [tmp_path / rater for rater in RATERS[:2]]
+    segcal.fit_calibrator(tmp_path / "maps", labels[0], tmp_path / "t.json", method="temperature")
+    one = segcal.evaluate(tmp_path / "maps", labels, tmp_path / "one", calibrator=tmp_path / "t.json")
+    alone = segcal.evaluate(tmp_path / "maps", labels[1], tmp_path / "alone", calibrator=tmp_path / "t.json")
+    assert (one.facets["raters/ben"].statistics.label_sum == alone.evaluation.statistics.label_sum).all()
+    several = segcal.evaluate(tmp_path / "maps", labels, tmp_path / "two", members=[tmp_path / "more"])
+    plain = segcal.evaluate(tmp_path / "maps", labels, tmp_path / "three")
+    assert (several.evaluation.statistics.label_sum == plain.evaluation.statistics.label_sum).all()
+    rows = {row.metric: row.value for row in read_rater_rows(tmp_path / "three") if row.label == "class 1"}
+    assert 0 < rows["volume_crps"] < 1  # in ml: a voxel has 0.006
+
+
+def test_votes_are_read_as_written(tmp_path):
+    votes = Votes(("a", "b"), np.array([0, 0]), np.array([0, 3]), np.ones((2, 3)), np.eye(3)[None])
+    votes.save(tmp_path / "v.npz")
+    again = Votes.load(tmp_path / "v.npz")
+    assert again.raters == votes.raters
+    for name in ("place", "pattern", "voxels", "joint"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(votes, name))
+    shutil.copy(tmp_path / "v.npz", tmp_path / "w.npz")
+    (tmp_path / "w.npz").write_bytes((tmp_path / "v.npz").read_bytes()[:-50])
+    with pytest.raises(segcal.errors.SegcalError):
+        Votes.load(tmp_path / "w.npz")
