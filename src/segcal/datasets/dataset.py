@@ -27,11 +27,13 @@ class DataCase:
     images: tuple[Path, ...]
     label: Path | None
     """None: an image without labels."""
+    more_labels: tuple[Path, ...] = ()
+    """Label maps of further raters; `label` is that of the first."""
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All of them: what a result of this case was made from."""
-        return self.images if self.label is None else (*self.images, self.label)
+        return self.images if self.label is None else (*self.images, self.label, *self.more_labels)
 
 
 @dataclass(frozen=True)

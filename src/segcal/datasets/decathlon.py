@@ -59,17 +59,22 @@ def _labelled(root: Path, content: dict[str, Any]) -> tuple[tuple[DataCase, ...]
     cases: dict[str, DataCase] = {}
     problems = []
     for entry in _listed(root, content, "training"):
-        if not (isinstance(entry, dict) and all(_is_path(entry.get(key)) for key in ("image", "label"))):
-            raise FileError(f"{root / 'dataset.json'}: training must list an image and a label each; got {entry!r}.")
-        image, label = root / entry["image"], root / entry["label"]
+        drawn = entry.get("label") if isinstance(entry, dict) else None
+        drawn = drawn if isinstance(drawn, list) and drawn else [drawn]  # of several raters
+        if not (isinstance(entry, dict) and all(map(_is_path, (entry.get("image"), *drawn)))):
+            raise FileError(
+                f"{root / 'dataset.json'}: training must list an image and a label each, or the labels of several "
+                f"raters; got {entry!r}."
+            )
+        image, (label, *others) = root / entry["image"], [root / path for path in drawn]
         name = _stem(image)
-        fault = _fault(root, image, label)
+        fault = _fault(root, image, label, *others)
         if name in cases:
             problems.append(Problem(name, "the case must be listed once under training; it is listed again."))
         elif fault is not None:
             problems.append(fault)
         else:
-            cases[name] = DataCase(name, name, (image,), label)
+            cases[name] = DataCase(name, name, (image,), label, tuple(others))
     return tuple(cases[name] for name in sorted(cases)), problems
 
 

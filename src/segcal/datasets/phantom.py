@@ -5,6 +5,8 @@ field. Boundaries are not sharp: they give each voxel a probability of each clas
 network can be no surer than these probabilities, which are written too and make a perfectly calibrated prediction:
 
     segcal evaluate Task00_Phantom/probabilitiesTr Task00_Phantom/labelsTr --out truth
+
+Several raters draw several labels from the same probabilities; those of the others are in labelsTr_2 and so on.
 """
 
 from __future__ import annotations
@@ -45,27 +47,35 @@ _erf: Any = np.frompyfunc(math.erf, 1, 1)
 
 
 class PhantomCase(NamedTuple):
-    """Image (int16), label (uint8) and true probabilities (float32, classes last) on one grid."""
+    """Image (int16), label (uint8) and true probabilities (float32, classes last) on one grid; labels of others."""
 
     image: Array
     label: Array
     probabilities: Array
+    others: tuple[Array, ...] = ()
 
 
 def make_phantom(
-    root: str | os.PathLike[str], *, cases: int = 60, size: tuple[int, int, int] = (48, 48, 32), seed: int = 0
+    root: str | os.PathLike[str],
+    *,
+    cases: int = 60,
+    size: tuple[int, int, int] = (48, 48, 32),
+    seed: int = 0,
+    raters: int = 1,
 ) -> Path:
     """Write the phantom to `Task00_Phantom` in this folder, and return that folder; the same one there is kept.
 
-    A case depends on seed, size and its own number, not on how many there are.
+    A case depends on seed, size and its own number, not on how many there are. Several raters are labels drawn anew.
     """
-    if cases < 1:
-        raise ConfigError(f"cases must be at least 1; got {cases}.")
+    for what, number in (("cases", cases), ("raters", raters)):
+        if number < 1:
+            raise ConfigError(f"{what} must be at least 1; got {number}.")
     if len(size) != 3 or any(length < least for length, least in zip(size, SMALLEST_SIZE, strict=True)):
         raise ConfigError(f"size must be three lengths of at least {SMALLEST_SIZE} voxels; got {tuple(size)}.")
     check_seed(seed)
     folder = Path(root) / FOLDER
-    made_of = {"version": VERSION, "cases": cases, "size": list(size), "seed": seed}
+    made_of: dict[str, Any] = {"version": VERSION, "cases": cases, "size": list(size), "seed": seed}
+    made_of |= {"raters": raters} if raters > 1 else {}
     if folder.exists():
         return _same(folder, made_of)
     Path(root).mkdir(parents=True, exist_ok=True)
@@ -86,7 +96,9 @@ def open_phantom(root: Path) -> Dataset:
     return replace(dataset, name="phantom", title=TITLE, recipe=recipe, shares=SHARES)
 
 
-def phantom_case(number: int, *, size: tuple[int, int, int] = (48, 48, 32), seed: int = 0) -> PhantomCase:
+def phantom_case(
+    number: int, *, size: tuple[int, int, int] = (48, 48, 32), seed: int = 0, raters: int = 1
+) -> PhantomCase:
     """One case, as `make_phantom` writes it."""
     random = np.random.default_rng([seed, number])
     probabilities = _probabilities(random, size, number % 10)
@@ -95,9 +107,14 @@ def phantom_case(number: int, *, size: tuple[int, int, int] = (48, 48, 32), seed
     noise = random.standard_normal(size)
     brightness = probabilities @ np.array(_BRIGHTNESS)
     image = np.rint((4 + brightness + texture) * field * 100 + 100 * noise)
-    uniform = _draw(random, size)
-    label = sum((uniform >= edge).astype(np.uint8) for edge in np.moveaxis(probabilities.cumsum(-1), -1, 0)[:-1])
-    return PhantomCase(image.clip(1, 32767).astype(np.int16), np.asarray(label), probabilities.astype(np.float32))
+    label, *others = (_label(_draw(random, size), probabilities) for _ in range(raters))
+    stored = image.clip(1, 32767).astype(np.int16), label, probabilities.astype(np.float32)
+    return PhantomCase(*stored, tuple(others))
+
+
+def _label(uniform: Array, probabilities: Array) -> Array:
+    edges = np.moveaxis(probabilities.cumsum(-1), -1, 0)[:-1]
+    return np.asarray(sum((uniform >= edge).astype(np.uint8) for edge in edges))
 
 
 def _probabilities(random: np.random.Generator, size: tuple[int, int, int], digit: int) -> Array:
@@ -159,12 +176,20 @@ def _sigmoid(values: Array) -> Array:
 
 def _write(folder: Path, made_of: dict[str, Any]) -> None:
     names = [f"phantom_{number:03d}.nii.gz" for number in range(made_of["cases"])]
-    for part in ("imagesTr", "labelsTr", "probabilitiesTr"):
+    raters = made_of.get("raters", 1)
+    drawn = ["labelsTr", *(f"labelsTr_{rater}" for rater in range(2, raters + 1))]
+    parts = ("imagesTr", "labelsTr", "probabilitiesTr", *drawn[1:])
+    for part in parts:
         (folder / part).mkdir(parents=True)
     for number, name in enumerate(names):
-        arrays = phantom_case(number, size=tuple(made_of["size"]), seed=made_of["seed"])
-        for part, array in zip(("imagesTr", "labelsTr", "probabilitiesTr"), arrays, strict=True):
+        *arrays, others = phantom_case(number, size=tuple(made_of["size"]), seed=made_of["seed"], raters=raters)
+        for part, array in zip(parts, (*arrays, *others), strict=True):
             (folder / part / name).write_bytes(_nifti(array))
+
+    def labels(name: str) -> str | list[str]:
+        paths = [f"./{part}/{name}" for part in drawn]
+        return paths if raters > 1 else paths[0]
+
     content = {
         "name": "Phantom",
         "description": "Made by segcal: labels are drawn from the probabilities in probabilitiesTr",
@@ -173,7 +198,7 @@ def _write(folder: Path, made_of: dict[str, Any]) -> None:
         "labels": {str(value): name for value, name in enumerate(CLASSES)},
         "numTraining": len(names),
         "numTest": 0,
-        "training": [{"image": f"./imagesTr/{name}", "label": f"./labelsTr/{name}"} for name in names],
+        "training": [{"image": f"./imagesTr/{name}", "label": labels(name)} for name in names],
         "test": [],
         "phantom": made_of,
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,6 +178,23 @@ def summarize_raters(rows: Sequence[RaterNumber], *, patients: str | None = None
     return [RaterRow(*key, *numbers) for key, numbers in zip(keys, found, strict=True)]
 
 
+def told(rows: Sequence[RaterRow]) -> list[dict[str, Any]]:
+    """The rows of the table as JSON has them, without NaN."""
+    shown = [row._asdict() for row in rows if row.metric in (*SHOWN, "raters")]
+    return [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in shown]
+
+
+def raters_of(evaluation: Evaluation) -> list[RaterRow]:
+    """What the provenance of an evaluation says of its raters; nothing where there was one label map of each case."""
+    rows = []
+    for row in evaluation.provenance.get("raters", []):
+        with suppress(KeyError, TypeError, ValueError):  # whoever wrote it
+            numbers = (math.nan if row[name] is None else float(row[name]) for name in ("value", "low", "high"))
+            value, low, high = numbers
+            rows.append(RaterRow(str(row["label"]), str(row["metric"]), value, low, high, int(row["number"])))
+    return rows
+
+
 def read_rater_rows(results: Path) -> list[RaterRow]:
     """What raters_summary.csv in a folder of results holds; nothing where there is none."""
     path = results / "raters_summary.csv"
@@ -198,13 +216,10 @@ def read_rater_rows(results: Path) -> list[RaterRow]:
 
 def rater_table(rows: Sequence[RaterRow]) -> Table:
     """Means over cases of the most telling numbers, a row for each class."""
-    found = {(row.label, row.metric): row.value for row in rows}
+    found = {(row.label, row.metric): row for row in rows}
     labels = list(dict.fromkeys(row.label for row in rows))
-    number = max(found[label, "raters"] for label in labels)
-    cells = [
-        (Cell(label or ALL_CLASSES), *(_cell(found.get((label, metric), math.nan)) for metric in SHOWN))
-        for label in labels
-    ]
+    number = max((row.value for row in rows if row.metric == "raters"), default=math.nan)
+    cells = [(Cell(label or ALL_CLASSES), *(_cell(found.get((label, metric))) for metric in SHOWN)) for label in labels]
     return Table(f"Raters: {number:.3g} for each case, on average", ("class", *SHOWN.values()), tuple(cells))
 
 
@@ -219,5 +234,7 @@ def rater_sentences() -> list[str]:
     ]
 
 
-def _cell(value: float) -> Cell:
-    return Cell("-" if math.isnan(value) else f"{value:.4f}")
+def _cell(row: RaterRow | None) -> Cell:
+    if row is None or math.isnan(row.value):
+        return Cell("-")
+    return Cell(f"{row.value:.4f}", "" if math.isnan(row.low) else f"[{row.low:.3f}, {row.high:.3f}]")

@@ -130,19 +130,22 @@ def write_results(outcome: Outcome, options: Options, out: Path, *, curvas: bool
     with replacing(out, RESULTS) as new:
         write_csv(new / "failures.csv", Failure._fields, outcome.failures)
         if outcome.measured is not None:
-            _write_numbers(outcome.measured, outcome, options, new)
             if any(name.startswith("raters/") for name in outcome.facets):
                 _write_raters(outcome, options, new, curvas=curvas)
+            _write_numbers(outcome.measured, outcome, options, new)
 
 
 def _write_raters(outcome: Outcome, options: Options, out: Path, *, curvas: bool) -> None:
-    from segcal.evaluation.raters import RaterNumber, RaterRow, numbers_of_raters, summarize_raters
+    from segcal.evaluation.raters import RaterNumber, RaterRow, numbers_of_raters, summarize_raters, told
 
     evaluation = outcome.evaluation
     shown = evaluation.classes if options.background else evaluation.foreground().classes
-    rows, pooled = ([row for row in each if row.label in shown] for each in numbers_of_raters(outcome, curvas=curvas))
+    found, pooled = numbers_of_raters(outcome, curvas=curvas)
+    rows = [row for row in found if row.label in shown]
+    summary = [*summarize_raters(rows), *(row for row in pooled if row.label in shown)]
     write_csv(out / "raters.csv", ("case", "class", *RaterNumber._fields[2:]), rows)
-    write_csv(out / "raters_summary.csv", ("class", *RaterRow._fields[1:]), [*summarize_raters(rows), *pooled])
+    write_csv(out / "raters_summary.csv", ("class", *RaterRow._fields[1:]), summary)
+    evaluation.provenance["raters"] = told(summary)  # the report shows it
 
 
 def _write_numbers(evaluation: Evaluation, outcome: Outcome, options: Options, out: Path) -> None:

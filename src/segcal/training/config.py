@@ -93,6 +93,8 @@ class DataConfig(Section):
     inference_overlap: float = Field(default=0.25, ge=0, lt=1)
     sampling: Literal["foreground", "random"] | None = None
     augmentation: Literal["affine", "brats", "none"] | None = None
+    raters: Literal["draw", "mean"] = "draw"
+    """Where several raters labelled a case: labels of one of them, drawn anew for every patch, or the mean of all."""
 
 
 PAPER_NETWORK: dict[str, Any] = {

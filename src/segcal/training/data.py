@@ -28,10 +28,15 @@ FOREGROUND_SHARE = 0.5  # of patches drawn around a labelled voxel
 
 
 class Patches(Dataset[tuple[Tensor, Tensor]]):
-    """Item (epoch, i) is a patch of case i (modulo the cases): image (channel, x, y, z) and class indices."""
+    """Item (epoch, i) is a patch of case i (modulo the cases): image (channel, x, y, z) and class indices.
+
+    Of several raters one is drawn for each patch; or labels are the share of raters who chose each class, (class, x, y,
+    z), of all cases where one has several raters.
+    """
 
     def __init__(self, cases: Sequence[DataCase], store: PreparedStore, config: RunConfig) -> None:
         self.cases, self.store, self.config = cases, store, config
+        self.soft = config.data.raters == "mean" and any(case.more_labels for case in cases)
 
     def __getitem__(self, where: tuple[int, int]) -> tuple[Tensor, Tensor]:
         epoch, index = where
@@ -42,12 +47,19 @@ class Patches(Dataset[tuple[Tensor, Tensor]]):
         assert prepared.labels is not None  # training cases have them
         start = patch_start(prepared, data.patch, random, around_foreground=data.sampling == "foreground")
         image = torch.from_numpy(cut_patch(prepared.image, start, data.patch))
-        labels = torch.from_numpy(cut_patch(prepared.labels[None], start, data.patch))
+        drawn = prepared.labels if prepared.labels.ndim == 4 else prepared.labels[None]
+        if len(drawn) > 1 and not self.soft:
+            drawn = drawn[(rater := int(random.integers(len(drawn)))) : rater + 1]
+        labels = torch.from_numpy(cut_patch(drawn, start, data.patch))
         alter = augmentation(data.augmentation or "none", data.patch)
         alter.set_random_state(seed=int(random.integers(LARGEST_SEED)))
         altered: Any = alter({"image": image, "labels": labels.float()})
         image, labels = (altered[key].as_subclass(Tensor) for key in ("image", "labels"))  # not MONAI's, which is slow
-        return image.float().contiguous(), labels[0].round().to(torch.uint8)
+        image, classes = image.float().contiguous(), labels.round().to(torch.uint8)
+        if not self.soft:
+            return image, classes[0]
+        places = torch.arange(len(self.store.dataset.classes), dtype=torch.uint8)
+        return image, (classes[:, None] == places[:, None, None, None]).float().mean(0)
 
 
 def patch_start(

@@ -138,7 +138,7 @@ def evaluate_prepared(
     for case in team.share(list(cases)):
         prepared = store.get(case)
         logits = predict_logits(network, torch.from_numpy(np.array(prepared.image)), config, team.device)
-        assert prepared.labels is not None  # validation cases have them
-        mine[case.name] = measure_logits(logits, np.asarray(prepared.labels), dataset, options)
+        assert prepared.first_labels is not None  # validation cases have them
+        mine[case.name] = measure_logits(logits, np.asarray(prepared.first_labels), dataset, options)
     everyone = {name: sums for part in team.gather(mine) for name, sums in part.items()}
     return stack_cases([case.name for case in cases], lambda name: (everyone[name], {}), options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,10 +59,15 @@ class PreparedCase:
     image: Array
     """(channel, x, y, z), float32."""
     labels: Array | None
-    """(x, y, z), indices of classes, uint8."""
+    """(x, y, z), indices of classes, uint8; of several raters (rater, x, y, z)."""
     foreground: Array
     """Positions of labelled voxels, (voxel, 3); about as many of each class."""
     geometry: OriginalGrid
+
+    @property
+    def first_labels(self) -> Array | None:
+        """(x, y, z), of the first rater."""
+        return self.labels if self.labels is None or self.labels.ndim == 3 else self.labels[0]
 
 
 class Volume(NamedTuple):
@@ -131,14 +136,15 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
     image = turned(image, turn)
     truth = None
     if labels:
-        truth = turned(read_labels(case, dataset, first=first)[None], turn)[0]
+        raters = [replace(case, label=label) for label in (case.label, *case.more_labels)]
+        truth = turned(np.stack([read_labels(each, dataset, first=first) for each in raters]), turn)
     box = _foreground_box(image, config) if config.crop_foreground else tuple((0, n) for n in image.shape[1:])
     cut = tuple(slice(*ends) for ends in box)
     size = _new_size([stop - start for start, stop in box], spacing[np.argsort(turn[:, 0])], config)
     image = resample(torch.from_numpy(np.ascontiguousarray(image[:, *cut])), size).numpy()
     if truth is not None:
-        cut_labels = torch.from_numpy(np.ascontiguousarray(truth[cut]))
-        truth = resample(cut_labels[None], size, nearest=True)[0].numpy()
+        truth = resample(torch.from_numpy(np.ascontiguousarray(truth[:, *cut])), size, nearest=True).numpy()
+        truth = truth if len(truth) > 1 else truth[0]
     x, y, z = original
     orientation = tuple((float(axis), float(way)) for axis, way in turn)
     return PreparedCase(
@@ -283,6 +289,6 @@ def _foreground_voxels(labels: Array | None) -> Array:
         return np.zeros((0, 3), np.int32)
     found = []
     for index in range(1, int(labels.max()) + 1):
-        voxels = np.argwhere(labels == index)
+        voxels = np.argwhere(labels == index)[:, -3:]  # of all raters, where there are several
         found.append(voxels[:: max(1, len(voxels) // MOST_FOREGROUND)])
     return np.concatenate(found).astype(np.int32) if found else np.zeros((0, 3), np.int32)
