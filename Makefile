@@ -83,7 +83,7 @@ lint: setup
 
 # Each in three processes, on a quiet machine; benchmarks/results has medians, ranges and the machine.
 bench: setup
-	$(BIN)/python benchmarks/repeat.py losses.py evaluate.py report.py viewer.py curves.py decisions.py apply.py local.py \
+	$(BIN)/python benchmarks/repeat.py losses.py evaluate.py raters.py report.py viewer.py curves.py decisions.py apply.py local.py \
 		"calibrate.py --largest 100000000"
 
 # Seconds, on small tensors: fails where a ratio is more than twice what benchmarks/results/short.csv holds.

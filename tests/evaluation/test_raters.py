@@ -401,3 +401,15 @@ def test_votes_are_read_as_written(tmp_path):
     (tmp_path / "w.npz").write_bytes((tmp_path / "v.npz").read_bytes()[:-50])
     with pytest.raises(segcal.errors.SegcalError):
         Votes.load(tmp_path / "w.npz")
+
+
+def test_the_floor_of_chance_knows_how_many_raters_there_are(study, outcome):
+    """Labels of the study are drawn voxel by voxel: the error of the true probabilities is that of chance."""
+    from segcal.comparison.comparison import floors
+
+    folder, _ = study
+    alone = segcal.evaluate(folder / "maps", folder / "anna", folder / "alone-floor").evaluation
+    assert (outcome.evaluation.raters, alone.raters) == (3, 1)
+    for evaluation in (outcome.evaluation.foreground(), alone.foreground()):
+        found = evaluation.case_metrics()["ace"].nanmean().item()
+        assert floors(evaluation)["macro", None, "ace"] == pytest.approx(found, rel=0.2)

@@ -114,11 +114,11 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
 
 def _show_raters(out: Path) -> None:
     """What several raters tell, if there are some."""
-    from segcal.evaluation.raters import rater_sentences, rater_table, read_rater_rows
+    from segcal.evaluation.raters import rater_sentences, rater_tables, read_rater_rows
 
     rows = read_rater_rows(out)
     if rows:
-        show_tables([rater_table(rows)], rater_sentences())
+        show_tables(rater_tables(rows), rater_sentences())
 
 
 def _show_summary(evaluation: Evaluation, *, background: bool) -> None:

@@ -38,7 +38,6 @@ from segcal.evaluation.intervals import (
 from segcal.evaluation.micro import Key, MicroSums
 from segcal.kernels.threads import one_torch_thread
 from segcal.metrics import ERRORS
-from segcal.statistics import BinStatistics
 
 SWAPS_PER_RESAMPLE = 5  # so that Holm's correction over 60 tests leaves ** within reach
 FEWEST_DRAWS = 10  # of labels, of however many cases
@@ -210,7 +209,7 @@ def compare(
 @one_torch_thread()
 def floors(evaluation: Evaluation, *, draws: int = 20, seed: int = 0) -> dict[Key, float]:
     """The floor of each calibration error by (average, label, metric), as `compare` has it, from a few draws."""
-    found = _floor(evaluation.binned, evaluation.classes, draws, seed)
+    found = _floor(evaluation, draws, seed)
     return {key: value.item() for key, value in found.items()}
 
 
@@ -243,7 +242,7 @@ def _measure(seeds: Sequence[Evaluation], draws: int, seed: int) -> _Measured:
         by_case=mean_of_seeds(macros),
         micro=mean_of_seeds(micros),
         sums=sums,
-        floor=mean_of_seeds([_floor(part.binned, part.classes, draws, seed) for part in seeds]),
+        floor=mean_of_seeds([_floor(part, draws, seed) for part in seeds]),
         cases=len(seeds[0].cases),
         each_seed=[macro | one for macro, one in zip(macros, micros, strict=True)],
     )
@@ -255,8 +254,9 @@ def _std(values: Tensor) -> float:
     return math.nan if len(known) < 2 else known.std().item()
 
 
-def _floor(stats: BinStatistics, classes: Sequence[str], draws: int, seed: int) -> dict[Key, Tensor]:
+def _floor(evaluation: Evaluation, draws: int, seed: int) -> dict[Key, Tensor]:
     """Mean of each calibration error over draws of labels that fit the confidences."""
+    stats, classes, raters = evaluation.binned, evaluation.classes, evaluation.raters
     found: dict[Key, list[Tensor]] = defaultdict(list)
     pooled, generator = stats.pool("case"), np.random.default_rng(check_seed(seed))
     # A mean over many cases needs fewer draws.
@@ -265,7 +265,7 @@ def _floor(stats: BinStatistics, classes: Sequence[str], draws: int, seed: int) 
         of_cases: dict[str, list[Tensor]] = {metric: [] for metric in ERRORS}
         labels = torch.zeros_like(pooled.label_sum)
         for block in blocks(stats, DRAWN_TOGETHER):
-            drawn = with_drawn_labels(block, generator)
+            drawn = with_drawn_labels(block, generator, raters=raters)
             labels += drawn.label_sum.sum(0, keepdim=True)
             for metric, error in ERRORS.items():
                 of_cases[metric].append(error(drawn))

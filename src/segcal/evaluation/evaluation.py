@@ -135,6 +135,13 @@ class Evaluation:
             has_background=self.has_background and 0 in columns,
         )
 
+    @property
+    def raters(self) -> int:
+        """How many raters labeled a case, on average over cases; 1 where nothing is said of raters."""
+        told = self.provenance.get("raters")
+        numbers = [row.get("value") for row in told if row.get("metric") == "raters"] if isinstance(told, list) else []
+        return max(1, round(numbers[0])) if numbers and isinstance(numbers[0], int | float) else 1
+
     def foreground(self) -> Evaluation:
         """Without the background, if there is one."""
         return self.select(classes=range(1, len(self.classes))) if self.has_background else self

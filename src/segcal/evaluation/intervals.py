@@ -285,8 +285,12 @@ def calibrated_draws(stats: BinStatistics, *, number: int = 100, seed: int = 0) 
         yield with_drawn_labels(stats, generator)
 
 
-def with_drawn_labels(stats: BinStatistics, generator: np.random.Generator) -> BinStatistics:
-    """One of the `calibrated_draws`; those of some cases after the other are those of all."""
+def with_drawn_labels(stats: BinStatistics, generator: np.random.Generator, *, raters: int = 1) -> BinStatistics:
+    """One of the `calibrated_draws`; those of some cases after the other are those of all.
+
+    raters: How many draw the labels of a voxel, whose mean is taken.
+    """
     chance = stats.mean_confidence.nan_to_num(0.0).clamp(0, 1).numpy()
-    labels = torch.from_numpy(generator.binomial(stats.count.round().long().numpy(), chance)).double()
+    drawn = generator.binomial(raters * stats.count.round().long().numpy(), chance)
+    labels = torch.from_numpy(drawn).double() / raters
     return BinStatistics(stats.count, stats.confidence_sum, labels, stats.binning)

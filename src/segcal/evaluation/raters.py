@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,17 +40,21 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 PREFIX = "raters/"
 SHOWN = {
-    "ace": "ACE to mean",
-    "ace_each": "ACE to each",
-    "ace_spread": "spread",
-    "ace_floor": "rater floor",
-    "dice_each": "DSC to each",
-    "dice_between": "DSC between raters",
-    "dice_majority": "DSC to majority",
-    "dice_staple": "DSC to STAPLE",
-    "ged": "GED",
+    "calibration": {
+        "ace": "ACE to mean",
+        "ace_each": "ACE to each",
+        "ace_spread": "spread",
+        "ace_floor": "rater floor",
+    },
+    "overlap": {
+        "dice_each": "DSC to each",
+        "dice_between": "DSC between raters",
+        "dice_majority": "DSC to majority",
+        "dice_staple": "DSC to STAPLE",
+        "ged": "GED",
+    },
 }
-"""Metrics of the table, and their titles."""
+"""Tables by what they are about: metrics, and their titles."""
 
 
 class RaterNumber(NamedTuple):
@@ -180,7 +184,8 @@ def summarize_raters(rows: Sequence[RaterNumber], *, patients: str | None = None
 
 def told(rows: Sequence[RaterRow]) -> list[dict[str, Any]]:
     """The rows of the table as JSON has them, without NaN."""
-    shown = [row._asdict() for row in rows if row.metric in (*SHOWN, "raters")]
+    metrics = {"raters", *(metric for columns in SHOWN.values() for metric in columns)}
+    shown = [row._asdict() for row in rows if row.metric in metrics]
     return [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in shown]
 
 
@@ -214,13 +219,25 @@ def read_rater_rows(results: Path) -> list[RaterRow]:
         ]
 
 
-def rater_table(rows: Sequence[RaterRow]) -> Table:
+def rater_tables(rows: Sequence[RaterRow]) -> list[Table]:
     """Means over cases of the most telling numbers, a row for each class."""
+    if not rows:
+        return []
     found = {(row.label, row.metric): row for row in rows}
     labels = list(dict.fromkeys(row.label for row in rows))
     number = max((row.value for row in rows if row.metric == "raters"), default=math.nan)
-    cells = [(Cell(label or ALL_CLASSES), *(_cell(found.get((label, metric))) for metric in SHOWN)) for label in labels]
-    return Table(f"Raters: {number:.3g} for each case, on average", ("class", *SHOWN.values()), tuple(cells))
+
+    def row(label: str, metrics: Iterable[str]) -> tuple[Cell, ...]:
+        return Cell(label or ALL_CLASSES), *(_cell(found.get((label, metric))) for metric in metrics)
+
+    return [
+        Table(
+            f"{number:.3g} raters for each case, on average: {about}",
+            ("class", *columns.values()),
+            tuple(row(label, columns) for label in labels),
+        )
+        for about, columns in SHOWN.items()
+    ]
 
 
 def rater_sentences() -> list[str]:

@@ -22,7 +22,7 @@ from segcal.errors import ConfigError, FileError
 from segcal.evaluation.columns import Column, Label
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
-from segcal.evaluation.raters import rater_sentences, rater_table, raters_of
+from segcal.evaluation.raters import rater_sentences, rater_tables, raters_of
 from segcal.evaluation.remarks import evaluation_notes, failed_cases
 from segcal.evaluation.tables import ALL_CLASSES
 from segcal.kernels.threads import one_torch_thread
@@ -246,7 +246,7 @@ def _render(
         failures=failures,
         failed=len({failure.case for _, failure in failures}),
         remarks=[(i, note) for i, part in enumerate(evaluations.values()) for note in evaluation_notes(part)],
-        raters=[(i, rater_table(rows)) for i, part in enumerate(evaluations.values()) if (rows := raters_of(part))],
+        raters=[(i, table) for i, part in enumerate(evaluations.values()) for table in rater_tables(raters_of(part))],
         rater_sentences=rater_sentences(),
         provenance={method: _origin(part) for method, part in evaluations.items()},
     )
