@@ -7,9 +7,9 @@ import time
 
 from measure import write_rows
 from report import cohort
-from segcal.comparison.comparison import one_thread
 from segcal.decisions import threshold_curves
 from segcal.evaluation.decisions import agreement_of
+from segcal.kernels.threads import one_torch_thread
 
 REPETITIONS = 5
 
@@ -37,5 +37,5 @@ def measure(cases: int, classes: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    with one_thread():  # as the report works them out
+    with one_torch_thread():  # as the report works them out
         write_rows("curves", [measure(50, 3), measure(200, 15)])

@@ -113,8 +113,9 @@ import json, sys
 from segcal.evaluation.cohort import evaluate
 if __name__ == "__main__":
     outcome = evaluate(sys.argv[1] + "/predictions", sys.argv[1] + "/labels", sys.argv[2])
+    peak = high_water()  # before the sums of all cases are unpacked to be checked
     count = outcome.evaluation.statistics.count.sum(-1).max().item()
-    print(json.dumps({"peak": high_water(), "count": count, "failures": [f.message for f in outcome.failures]}))
+    print(json.dumps({"peak": peak, "count": count, "failures": [f.message for f in outcome.failures]}))
 """
 )
 
