@@ -1,7 +1,7 @@
-"""What MkDocs makes while it builds: the commands as their help has them, notebooks as they are stored, docstrings.
+"""Pages that MkDocs generates during the build: commands from their help texts, stored notebooks, docstrings.
 
-A notebook becomes Markdown like any page (its cells, and what they showed when it was last run), so that it needs no
-scripts from elsewhere, and search finds it. Nothing is run.
+A notebook becomes a Markdown page with its cells and stored outputs. It needs no external scripts, and search finds
+it. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ OPTION = r"^([a-z_]+(?:, [a-z_]+)*): "  # what begins a line on an option of a c
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """MkDocs calls this when it has found the pages that are files."""
+    """MkDocs calls this after it has collected the pages."""
     files.append(File.generated(config, "cli.md", content=commands_page()))
     for path in sorted(Path(config.docs_dir).glob("notebooks/*.ipynb")):
         files.remove(files.src_uris[f"notebooks/{path.name}"])
@@ -37,9 +38,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def commands_page() -> str:
-    """Every command with its arguments and options."""
-    codes = "0 done, 1 something failed, 2 misused, 128 and the number of the signal that ended it"
-    parts = ["# Commands", f"What `segcal COMMAND --help` shows. Exit codes: {codes}."]
+    """Every command with an example, its arguments and its options by group."""
+    codes = "0: success, 1: something failed, 2: wrong usage, 128 + number: stopped by this signal"
+    parts = ["# Commands", f"The output of `segcal COMMAND --help`. Exit codes: {codes}."]
     return "\n\n".join([*parts, *_commands(get_command(app), "segcal")]) + "\n"
 
 
@@ -47,13 +48,15 @@ def _commands(command: Any, name: str) -> Iterator[str]:
     """The sections of a command, or of a group and its commands."""
     context = Context(command, info_name=name)
     inner = getattr(command, "commands", {})
-    rows = [row for each in command.get_params(context) if (row := each.get_help_record(context))]
-    rows = [(key, text) for key, text in rows if "--help" not in key]
+    shown = [each for each in command.get_params(context) if each.name != "help" and each.get_help_record(context)]
     yield f"{'#' * (1 + max(1, name.count(' ')))} `{name}`"
     yield " ".join(command.help.split())
-    if rows:
-        table = [f"| `{key.strip()}` | {' '.join(text.replace('|', '&#124;').split())} |" for key, text in rows]
-        yield "\n".join(["| argument, option | |", "| --- | --- |", *table])
+    if command.epilog:
+        yield f"```text\n{command.epilog.removeprefix('Example: ')}\n```"
+    for panel, parameters in groupby(shown, key=lambda each: getattr(each, "rich_help_panel", None) or "Arguments"):
+        records = [each.get_help_record(context) for each in parameters]
+        table = [f"| `{key.strip()}` | {' '.join(text.replace('|', '&#124;').split())} |" for key, text in records]
+        yield "\n".join([f"| {panel} | |", "| --- | --- |", *table])
     for key, each in inner.items():
         yield from _commands(each, f"{name} {key}")
 

@@ -199,7 +199,7 @@ def test_workers_with_another_segcal_are_refused(cluster, monkeypatch):
 def test_predict_spreads_only_what_it_evaluates(tmp_path):
     done = CliRunner().invoke(app, ["predict", str(tmp_path), "--out", str(tmp_path / "o"), "--dask", "tcp://x:1"])
     assert done.exit_code == 2
-    assert "--dask must come with --evaluate" in done.stderr
+    assert "--dask must be used with --evaluate" in done.stderr
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -141,7 +141,7 @@ def test_the_command_shows_before_and_calibrated_and_where_everything_is(folder)
     assert "this takes roughly" in text(done)
     assert "before" in done.output
     assert "calibrated" in done.output
-    assert f"{CASES} cases audited, 0 failed; the report is {folder / 'new' / 'report.html'}" in text(done)
+    assert f"{CASES} cases audited, 0 failed; report: {folder / 'new' / 'report.html'}" in text(done)
     names = {path.name for path in (folder / "new").iterdir()}
     assert names == {
         "report.html", "calibrator.json", "quality.json", "NEXT.md", "candidates.csv", "audit.json", "before",
@@ -223,7 +223,7 @@ def test_stopped_by_ctrl_c_it_goes_on_where_it_was(made, tmp_path, monkeypatch, 
         patch.setattr(work.Course, "step", stopping)
         done = run(made / "P", made / "L", "--out", out, "--cases", 0)
     assert done.exit_code == 130
-    assert f"What is done is kept in {out}: the same command goes on from there." in text(done)
+    assert f"Finished work is kept in {out}. Run the same command again to resume." in text(done)
     kept = len(list((out / "before" / ".parts").glob("*.npz")))
     assert kept == (3 if step.startswith("evaluate") else CASES)
     fits = len(list((out / ".calibrator.json.parts").glob("*.json"))) if kept == CASES else 0

@@ -77,7 +77,7 @@ def test_maps_of_another_calibrator_go_where_a_case_fails_now(folder):
     (folder / "probabilities" / "case_1.nii.gz").write_bytes(b"")
     done = apply(folder)
     assert done.exit_code == 1
-    assert "5 maps are in" in done.output
+    assert "5 maps: " in done.output
     assert "1 case failed" in " ".join(done.output.split())
     assert sorted(path.name for path in (folder / "maps").glob("*.nii.gz")) == [
         f"case_{i}.nii.gz" for i in (0, 2, 3, 4, 5)
@@ -97,7 +97,7 @@ def test_fit_finds_the_temperature_of_the_files_and_says_what_it_took(folder):
     done = fit(folder)
     assert done.exit_code == 0, done.output
     assert load_calibrator(folder / "c.json").temperature == pytest.approx(2.5, rel=0.05)
-    assert "probabilities, by their logarithm, clipped at 1e-07" in done.output
+    assert "probabilities (logarithm, clipped at 1e-07)" in done.output
     assert "6 held-out cases, 5 folds" in done.output
     assert "no decision changed" in done.output
     assert (folder / "c.png").stat().st_size > 10_000
@@ -380,7 +380,7 @@ def test_a_method_that_moves_decisions_says_so(folder):
     done = fit(folder, "--method", "vector", "--set", "voxels=3000", "--json")
     assert done.exit_code == 0, done.output
     assert ": decisions changed" in done.output
-    assert "drawn voxels, which adds a standard error" in done.output
+    assert "sampled voxels; sampling adds a standard error" in done.output
     assert load_calibrator(folder / "c.json").voxels == 3000
 
 

@@ -627,9 +627,9 @@ def test_the_report_verb_writes_a_page_with_maps(tmp_path):
     assert page.count("data:image/png;base64,") == 1
     done = CliRunner().invoke(app, [*command, "--labels", str(labels)])
     assert done.exit_code == 2
-    assert "cases to show need one --predictions for each of 1 evaluations" in done.stderr
+    assert "--predictions must be given once for each of the 1 evaluations" in done.stderr
     done = CliRunner().invoke(app, [*command, "--predictions", str(predictions)])
-    assert "pictures of the worst cases need --labels; got no folder" in done.stderr
+    assert "--labels must be given for pictures of the worst cases" in done.stderr
 
 
 def test_a_notebook_shows_evaluations_comparisons_and_figures(methods, comparison):

@@ -486,7 +486,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_so(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "goes on from there" in errors.replace("\n", " ")
+    assert "again to resume" in errors.replace("\n", " ")
     assert "Traceback" not in errors
     assert 3 < len(list(parts.glob("*.npz"))) < 1200
 

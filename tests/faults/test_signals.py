@@ -95,7 +95,7 @@ def test_an_evaluation_that_ends_takes_its_workers_along_and_goes_on_later(numbe
     with started("evaluate", maps / "predictions", maps / "labels", "--out", out, "--workers", 2) as process:
         wait_for(lambda: len(list(parts.glob("*.npz"))) > 3)
         output = ends(process, number)
-    assert ("goes on from there" in " ".join(output.split())) == (number != signal.SIGKILL)
+    assert ("again to resume" in " ".join(output.split())) == (number != signal.SIGKILL)
     kept = {path.name for path in parts.glob("*.npz")}
     assert 3 < len(kept) < CASES
     times = {name: (parts / name).stat().st_mtime_ns for name in kept}
@@ -128,7 +128,7 @@ def test_a_study_that_ends_takes_its_jobs_along(number, images, tmp_path):
     with started("study", "run", "phantom", "--out", out, *arguments) as process:
         wait_for(lambda: len(list((out / "runs").glob("*/config.toml"))) == 2, 120)
         output = ends(process, number)
-    assert ("goes on from there" in " ".join(output.split())) == (number != signal.SIGKILL)
+    assert ("again to resume" in " ".join(output.split())) == (number != signal.SIGKILL)
     assert not list((out / "runs").glob("*/failed.json"))
 
 

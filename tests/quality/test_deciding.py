@@ -391,7 +391,7 @@ def test_a_case_that_cannot_be_read_does_not_stop_the_others(folder):
     assert done.exit_code == 1
     assert "case_1: FileError:" in done.output
     assert "case_2: RangeError:" in done.output
-    assert "2 label maps and decisions.csv are in" in done.output
+    assert "2 label maps and decisions.csv: " in done.output
     assert {row["case"] for row in table(folder / "out")} == {"case_0", "case_3"}
     assert not (folder / "out" / "case_2.nii.gz").exists()
 

@@ -291,8 +291,8 @@ def test_a_signal_ends_it_with_a_sentence(results, number, code):
         process.send_signal(number)
         assert process.wait(20) == code
         told = process.stderr.read()
-    assert "12 cases to review; decisions go to" in told
-    assert told.strip().endswith("Stopped. Decisions are kept: the same command goes on from there.")
+    assert "12 cases to review; decisions: " in told
+    assert told.strip().endswith("Stopped. Decisions are kept. Run the same command again to resume.")
     assert "Traceback" not in told
     assert not (results / ".decisions.csv.lock").exists()
 

@@ -218,7 +218,7 @@ def test_members_that_do_not_belong_together_are_refused(members, tmp_path):
     assert len(load_ensemble([members[0], copy], root=data).members) == 2
     refused = run_cli("predict", members[0], "--mean", "logits", "--out", tmp_path / "out")
     assert refused.exit_code == 2
-    assert "--mean must come with several runs or with --flips" in refused.stderr
+    assert "--mean must be used with several runs or --flips" in refused.stderr
 
 
 def test_results_of_another_ensemble_are_not_taken_for_this_ones(members, tmp_path, monkeypatch):

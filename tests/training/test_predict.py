@@ -389,7 +389,7 @@ def test_the_command_reports_failures_with_code_1(trained, tmp_path):
     done = run_cli("predict", trained, "--data", tmp_path / "data", "--out", tmp_path / "maps")
     assert done.exit_code == 1
     assert f"{bad.name}: FileError: {bad.name}: {bad.images[0].name} must be" in done.stderr
-    assert f"1 map is in {tmp_path / 'maps'}, 1 case failed" in done.stderr
+    assert f"1 map: {tmp_path / 'maps'}; 1 case failed" in done.stderr
     done = run_cli("predict", trained, "--data", tmp_path / "data", "--evaluate", "--out", tmp_path / "evaluation")
     assert done.exit_code == 1
     assert "1 case evaluated, 1 failed" in done.stderr
@@ -423,7 +423,7 @@ def test_a_changed_label_is_measured_again(trained, tmp_path, monkeypatch):
 def test_the_command_predicts_and_evaluates(trained, tmp_path):
     done = run_cli("predict", trained, "--split", "validation", "--out", tmp_path / "maps")
     assert done.exit_code == 0, done.output
-    assert f"2 maps are in {tmp_path / 'maps'}" in done.stderr
+    assert f"2 maps: {tmp_path / 'maps'}" in done.stderr
     Temperature(1.5).save(tmp_path / "t.json")
     done = run_cli("predict", trained, "--evaluate", "--calibrator", tmp_path / "t.json", "--out", tmp_path / "results")
     assert done.exit_code == 0, done.output
@@ -436,10 +436,10 @@ def test_the_command_predicts_and_evaluates(trained, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--evaluate", "--logits"], "--evaluate must go without"),
-        (["--evaluate", "--images", "."], "--evaluate must go without"),
-        (["--evaluate", "--dtype", "float16"], "--evaluate must go without"),
-        (["--images", ".", "--split", "test"], "--images must go without"),
+        (["--evaluate", "--logits"], "--evaluate must not be used with"),
+        (["--evaluate", "--images", "."], "--evaluate must not be used with"),
+        (["--evaluate", "--dtype", "float16"], "--evaluate must not be used with"),
+        (["--images", ".", "--split", "test"], "--images must not be used with"),
         (["--calibrator", "none.json"], "none.json must be a calibrator"),
         (["--logits", "--dtype", "float16"], "logits must be written as float32"),
         (["--images", "nowhere"], "nowhere must hold images"),

@@ -110,8 +110,8 @@ def test_without_a_gpu_time_and_remedy_come_first_and_preparing_is_shown(root, t
     monkeypatch.setattr("segcal.cli.training.say", told.append)
     done = run_cli(*train_arguments(root, tmp_path / "run"), "--prepared", tmp_path / "prepared")
     assert done.exit_code == 0, done.output
-    assert told[0].startswith("there is no GPU")  # before the trial, which may take a minute
-    assert told[1].startswith("the whole training takes roughly 2 d 2 h on this CPU")
+    assert told[0].startswith("no GPU found")  # before the trial, which may take a minute
+    assert told[1].startswith("the training takes roughly 2 d 2 h on this CPU")
     assert "--preset small" in told[2]
     (stored,) = (line for line in told if "prepared images" in line)
     size = sum(path.stat().st_size for path in (tmp_path / "prepared").glob("*.npy"))
@@ -520,7 +520,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(whole, root, tmp_
         patch.setattr(loop._Training, "_train_epoch", interrupted)
         done = run_cli(*arguments)
     assert done.exit_code == 130
-    kept = f"Stopped. What is done is kept in {tmp_path / 'run'}: the same command goes on from its last checkpoint."
+    kept = f"Stopped. Finished work is kept in {tmp_path / 'run'}. Run the same command again to resume from the last"
     assert kept in done.stderr
     assert run_cli(*arguments).exit_code == 0
     assert same_runs(whole, tmp_path / "run")
@@ -560,4 +560,4 @@ def test_without_the_packages_for_training_the_command_says_how_to_get_them(tmp_
     command = [sys.executable, "-c", code, "train", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.startswith("monai must be installed for this command: pip install 'segcal[train]'")
+    assert done.stderr.startswith("monai must be installed for this command. Type: pip install 'segcal[train]'")

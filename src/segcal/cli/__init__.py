@@ -1,9 +1,9 @@
-"""The command line: thin verbs, each over one public function; heavy imports wait inside them.
+"""The command line: thin commands, each calls one public function and imports heavy packages itself.
 
-A module holds the commands of the package that it is named after.
+Each module holds the commands of the package of the same name.
 """
 
-from segcal.cli import (  # noqa: F401  the verbs
+from segcal.cli import (  # noqa: F401  the commands
     adapters,
     audit,
     calibration,

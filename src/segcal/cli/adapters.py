@@ -1,4 +1,4 @@
-"""The verb that hands a run to others: export-bundle."""
+"""The command that exports a run: export-bundle."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from segcal.cli.orderly import Verb
 from segcal.cli.shown import refusing, say
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal export-bundle runs/soft-ace --out bundle")
 def export_bundle(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the bundle: a new or an empty one.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run of `segcal train`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the bundle, new or empty.")],
     calibrator: Calibrator = None,
-    checkpoint: Annotated[str, typer.Option(help="Weights in the run's folder: best.pt or last.pt.")] = "best.pt",
-    authors: Annotated[str, typer.Option(help="Who made the network.")] = "not stated",
-    copyright: Annotated[str, typer.Option(help="Whose the weights are, and under which terms.")] = "not stated",
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint in the run folder: best.pt or last.pt.")] = "best.pt",
+    authors: Annotated[str, typer.Option(help="Authors of the network, for the metadata.")] = "not stated",
+    copyright: Annotated[
+        str, typer.Option(help="Copyright and license of the weights, for the metadata.")
+    ] = "not stated",
 ) -> None:
-    """Write a trained run as a MONAI bundle, which predicts without segcal."""
+    """Export a trained run as a MONAI bundle, which predicts without segcal."""
     with refusing():
         from segcal.adapters import monai_bundle
         from segcal.calibrators import load_calibrator
@@ -31,4 +33,4 @@ def export_bundle(
         found = load_run(run, checkpoint=checkpoint, with_data=False)
         fitted = None if calibrator is None else load_calibrator(calibrator)
         made = monai_bundle.export_bundle(found, out, calibrator=fitted, authors=authors, copyright=copyright)
-    say(f"the bundle is {made}; {made / 'docs' / 'README.md'} has the command that runs it")
+    say(f"bundle: {made}; {made / 'docs' / 'README.md'} has the command that runs it")

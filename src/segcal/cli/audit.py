@@ -1,4 +1,4 @@
-"""The verb for the whole chain: audit."""
+"""The command for the whole chain: audit."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from segcal.audit import Audit
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal audit maps labels --out audit")
 def audit(
     predictions: Annotated[
-        Path, typer.Argument(help="Maps of cases that the network was not trained on, or a model folder of nnU-Net.")
+        Path, typer.Argument(help="Folder of probability maps of held-out cases, or an nnU-Net model folder.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for all results; started again, it goes on there.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for all results; an interrupted audit resumes there.")],
     labels: Annotated[
-        Path | None, typer.Argument(help="Folder of label maps; of a model folder, those of its dataset if not given.")
+        Path | None, typer.Argument(help="Folder of label maps. Default for a model folder: the labels of its dataset.")
     ] = None,
-    images: Annotated[Path | None, typer.Option(help="Folder of images, to show cases upon.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images for the case viewer.")] = None,
     patients: Patients = None,
-    logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="The maps are logits.")] = False,
     sigmoid: Sigmoid = False,
     regions: Regions = None,
     ignore_index: IgnoreIndex = None,
@@ -45,13 +45,13 @@ def audit(
     strict_grid: StrictGrid = False,
     cases: Annotated[
         int,
-        typer.Option(min=0, help="How many cases to show: the worst, around the median, the best by Dice."),
+        typer.Option(min=0, help="Number of cases to show: worst, median and best by Dice. 0: none."),
     ] = 6,
     workers: Workers = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found and written as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints results and file names as JSON.")] = False,
 ) -> None:
-    """Evaluate, calibrate, promise quality and report in one command; NEXT.md says what to do with it."""
-    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+    """Evaluate, calibrate, fit a quality model and report in one command; NEXT.md lists the next commands."""
+    with refusing(stopped=f"Finished work is kept in {out}. Run the same command again to resume."):
         import segcal
 
         with overall_bar() as advance:
@@ -72,18 +72,18 @@ def audit(
     show_notes(found.outcome.notes)
     _print_json(found) if as_json else _show(found)
     cases, failed = len(found.outcome.evaluation.cases), len(found.outcome.failures)
-    say(f"{counted(cases, 'case')} audited, {failed} failed; the report is {found.report}")
-    say(f"what to do next is in {found.advice}")
+    say(f"{counted(cases, 'case')} audited, {failed} failed; report: {found.report}")
+    say(f"next commands: {found.advice}")
     if found.outcome.failures:
         raise typer.Exit(1)
 
 
 def _show(found: Audit) -> None:
-    """Tables of before and calibrated, and what was taken or left out."""
+    """Tables before and after calibration, the calibrator, and skipped steps."""
     from segcal.comparison.tables import main_tables, notes
 
     sentences = [f"Calibrator: {found.chosen}."] if found.chosen else []
-    sentences += [f"Left out: {step}; {why}" for step, why in found.skipped.items()]
+    sentences += [f"Skipped: {step}; {why}" for step, why in found.skipped.items()]
     show_tables(main_tables(found.comparison), [*notes(found.comparison), *sentences])
 
 

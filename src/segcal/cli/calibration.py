@@ -1,4 +1,4 @@
-"""The verbs that calibrate after training: calibrate methods, fit, apply."""
+"""The commands for post-hoc calibration: calibrate methods, fit, apply."""
 
 from __future__ import annotations
 
@@ -39,34 +39,37 @@ from segcal.cli.shown import (
 if TYPE_CHECKING:
     from segcal.calibration.fitting import Fitted
 
-calibrate = typer.Typer(cls=Verbs, help="Fit a calibrator to predictions and labels; apply it to other predictions.")
+calibrate = typer.Typer(cls=Verbs, help="Fit a calibrator after training; apply it to other predictions.")
 app.add_typer(calibrate, name="calibrate")
 
 CHOSEN = (
-    "The one that is taken was chosen by these very numbers: the best of several looks a little better than it is. "
-    "Other cases with labels tell."
+    "The calibrator was chosen by these results, so they are slightly optimistic. Measure it on other labeled cases."
 )
-Logits = Annotated[bool, typer.Option("--logits", help="The maps hold logits; otherwise probabilities.")]
+Logits = Annotated[bool, typer.Option("--logits", help="The maps are logits. Default: probabilities.")]
 
 
-@calibrate.command(cls=Verb)
+@calibrate.command(cls=Verb, epilog="Example: segcal calibrate methods")
 def methods() -> None:
-    """List the methods, and what each does."""
+    """List the calibration methods."""
     from segcal.calibrators import CALIBRATORS
 
     for name, kind in CALIBRATORS.items():
         print(f"{name}: {kind.summary}")
 
 
-@calibrate.command(cls=Verb)
+@calibrate.command(cls=Verb, epilog="Example: segcal calibrate fit maps labels --out calibrator.json")
 def fit(
-    predictions: Annotated[Path, typer.Argument(help="Folder of maps of cases that the network was not trained on.")],
+    predictions: Annotated[Path, typer.Argument(help="Folder of probability maps of held-out cases.")],
     labels: Annotated[Path, typer.Argument(help="Folder of label maps.")],
-    out: Annotated[Path, typer.Option("--out", help="The calibrator to write, as calibrator.json.")],
+    out: Annotated[Path, typer.Option("--out", help="Calibrator file to write, for example calibrator.json.")],
     member: Member = None,
     mean: Mean = "probabilities",
     method: Annotated[
-        str, typer.Option(help="auto: the best of several on held-out cases. Or one that `calibrate methods` lists.")
+        str,
+        typer.Option(
+            help="auto (the best of several calibrators on held-out cases), or one of `calibrate methods`, for example "
+            "temperature."
+        ),
     ] = "auto",
     logits: Logits = False,
     sigmoid: Sigmoid = False,
@@ -76,22 +79,27 @@ def fit(
     strict_grid: StrictGrid = False,
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Of the method, as objective=ace or voxels=1000000."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Sets an option of the method, for example objective=ace or voxels=1000000; can be repeated.",
+        ),
     ] = None,
     folds: Annotated[
-        int | None, typer.Option(min=0, help="Of the cross-validation over patients; 0: none. 5 if not given.")
+        int | None,
+        typer.Option(min=0, help="Number of folds of the cross-validation over patients. 0: none. Default: 5."),
     ] = None,
     patients: Patients = None,
     bins: Bins = 20,
     report: Annotated[
-        Path | None, typer.Option(help="Also write this page, as report.html, on before and after.")
+        Path | None, typer.Option(help="Also writes a report before and after, for example report.html.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the division into folds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the folds.")] = 0,
     workers: Workers = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the comparison as JSON instead of tables.")] = False,
 ) -> None:
-    """Fit a calibrator, and show on held-out cases what it does: tables, tests, and a diagram beside the file."""
-    with refusing(stopped=f"What is done is kept beside {out}: the same command goes on from there."):
+    """Fit a calibrator and show its effect on held-out cases: tables, tests and a reliability diagram."""
+    with refusing(stopped=f"Finished work is kept next to {out}. Run the same command again to resume."):
         from segcal._io.parsing import parse_setting
         from segcal.calibration.fitting import fit_calibrator
 
@@ -123,8 +131,8 @@ def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | Non
     from segcal.volumes.averaging import LEAST
 
     calibrator = fitted.calibrator
-    taken = "logits" if calibrator.inputs == "logits" else f"probabilities, by their logarithm, clipped at {LEAST:g}"
-    say(f"the maps were taken as {taken}")
+    taken = "logits" if calibrator.inputs == "logits" else f"probabilities (logarithm, clipped at {LEAST:g})"
+    say(f"input maps: {taken}")
     if fitted.choice is not None:
         if not as_json:
             show_tables([fitted.choice.table()], [CHOSEN])
@@ -146,17 +154,17 @@ def _show(fitted: Fitted, out: Path, *, patients: str | None, report: Path | Non
         say(f"DSC {before:.6f} before, {after:.6f} calibrated: {changed}")
         picture = picture_beside(out)
         save_figure(reliability_before_and_after(fitted.before, fitted.after, patients=patients), picture)
-        say(f"reliability before and calibrated: {picture}")
+        say(f"reliability diagram: {picture}")
         if report is not None:
             title = f"{calibrator.method}, cross-validated"
             build_report(evaluations, report, patients=patients, title=title, comparison=comparison)
-            say(f"the report is {report}")
+            say(f"report: {report}")
     _show_fit(fitted)
-    say(f"the calibrator is {out}")
+    say(f"calibrator: {out}")
 
 
 def _show_fit(fitted: Fitted) -> None:
-    """What the fit to all cases found."""
+    """Summary of the fit to all cases."""
     found = fitted.calibrator.report
     if found is None:
         return
@@ -171,30 +179,28 @@ def _show_fit(fitted: Fitted) -> None:
     )
     if found.sampled is not None:
         worst = max(found.sampling_errors, default=float("nan"))
-        say(
-            f"fitted on {found.sampled:,} drawn voxels, which adds a standard error of up to {worst:.2g} to a parameter"
-        )
+        say(f"fitted on {found.sampled:,} sampled voxels; sampling adds a standard error of up to {worst:.2g}")
     for note in found.notes:
         say(f"note: {note}")
 
 
-@calibrate.command(cls=Verb)
+@calibrate.command(cls=Verb, epilog="Example: segcal calibrate apply calibrator.json maps --out calibrated")
 def apply(
-    calibrator: Annotated[Path, typer.Argument(help="A calibrator that `calibrate fit` wrote.")],
-    predictions: Annotated[Path, typer.Argument(help="Folder of maps (or one file).")],
+    calibrator: Annotated[Path, typer.Argument(help="Calibrator file of `calibrate fit`.")],
+    predictions: Annotated[Path, typer.Argument(help="Folder of maps, or one file.")],
     out: Annotated[
-        Path, typer.Option("--out", help="Folder for the calibrated maps; started again, it goes on there.")
+        Path, typer.Option("--out", help="Folder for the calibrated maps; an interrupted run resumes there.")
     ],
     member: Member = None,
     mean: Mean = "probabilities",
     logits: Logits = False,
     nifti: Annotated[
-        bool, typer.Option("--nifti", help="Write arrays as NIfTI, in the place of the label map beside each.")
+        bool, typer.Option("--nifti", help="Writes arrays as NIfTI, with the geometry of the label map beside each.")
     ] = False,
     dtype: Dtype = None,
 ) -> None:
-    """Write calibrated maps, each in the format, type and on the grid of the one it was made from."""
-    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+    """Write calibrated maps in the format, data type and grid of the input maps."""
+    with refusing(stopped=f"Finished work is kept in {out}. Run the same command again to resume."):
         from segcal.calibration.applying import apply_calibrator
         from segcal.evaluation.options import ReadOptions
 

@@ -1,4 +1,4 @@
-"""The verb that compares: compare."""
+"""The command that compares: compare."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ COMPARISON = ("comparison.csv", "comparison.md", "comparison.tex")
 MOST_LEFT_OUT = 3  # cases that a screen names one by one
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal compare results/before results/after --out comparison")
 def compare(
     evaluations: Evaluations,
-    out: Annotated[Path, typer.Option("--out", help="Folder for comparison.csv, .md and .tex, and for figures.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for comparison.csv, .md, .tex and figures.")],
     patients: Patients = None,
     test: Test = "t",
     holm: Holm = False,
-    bins: Annotated[int | None, typer.Option(min=1, help="Bins of the calibration errors.")] = None,
-    background: Annotated[bool, typer.Option("--background", help="Compare the background class, too.")] = False,
-    level: Annotated[float, typer.Option(help="Of the confidence intervals.")] = 0.95,
-    resamples: Annotated[int, typer.Option(min=1, help="Draws of the bootstrap.")] = 2000,
+    bins: Annotated[
+        int | None, typer.Option(min=1, help="Number of bins of the calibration errors; must divide 1200.")
+    ] = None,
+    background: Annotated[bool, typer.Option("--background", help="Compares the background class, too.")] = False,
+    level: Annotated[float, typer.Option(help="Level of the confidence intervals, for example 0.95.")] = 0.95,
+    resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap samples.")] = 2000,
     seed: Seed = 0,
-    figures: Annotated[str, typer.Option(help="Formats of figures, as png,svg,pdf; empty: none.")] = "",
-    full: Annotated[bool, typer.Option("--full", help="Print all tables, as the files have them.")] = False,
+    figures: Annotated[
+        str, typer.Option(help="Writes figures in these formats, for example png,svg. Default: none.")
+    ] = "",
+    full: Annotated[bool, typer.Option("--full", help="Prints all tables, as in comparison.md.")] = False,
     as_json: Numbers = False,
 ) -> None:
-    """Compare methods on the same cases: means, changes, intervals over patients, paired tests, the floor of chance."""
+    """Compare methods on the same cases: means, changes, intervals over patients, paired tests, floors."""
     import segcal
     from segcal._io.files import make_folder, replacing
     from segcal.comparison.tables import to_json, write_comparison
@@ -72,7 +76,7 @@ def compare(
 
 
 def _show_comparison(comparison: Comparison, remarks: list[str], *, full: bool) -> None:
-    """What fits a screen, or all tables."""
+    """The main tables, or all of them."""
     from dataclasses import replace
 
     from segcal.comparison.tables import comparison_tables, main_tables, notes
@@ -84,5 +88,5 @@ def _show_comparison(comparison: Comparison, remarks: list[str], *, full: bool) 
     more = len(comparison.unmatched) - len(few)
     show_tables(main_tables(comparison), [*notes(replace(comparison, unmatched=few)), *remarks])
     if more:
-        say(f"{counted(more, 'more case')} left out, which comparison.md names.")
-    say("These are of all classes; comparison.md has every table, and --full prints them.")
+        say(f"{counted(more, 'more case')} left out; comparison.md lists them.")
+    say("These tables are for all classes; comparison.md has every table, and --full prints them.")

@@ -1,4 +1,4 @@
-"""The verbs about data: datasets, datasets check, datasets split."""
+"""The commands for data: datasets, datasets check, datasets split."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from segcal.cli.shown import print_json, progress_bar, refusing, say, show_table
 if TYPE_CHECKING:
     from segcal.datasets import Check
 
-datasets = typer.Typer(cls=Verbs, help="List the datasets that segcal knows; check and split a download.")
+datasets = typer.Typer(cls=Verbs, help="List supported datasets; check and split a download.")
 app.add_typer(datasets, name="datasets")
 
-Name = Annotated[str, typer.Argument(help="A dataset that `segcal datasets` lists.")]
+Name = Annotated[str, typer.Argument(help="A dataset that `segcal datasets` lists, for example acdc.")]
 Root = Annotated[Path, typer.Argument(help="Folder of the download.")]
 
 
 @datasets.callback(invoke_without_command=True)
 def list_datasets(context: typer.Context) -> None:
-    """List the datasets that segcal knows."""
+    """List supported datasets."""
     if context.invoked_subcommand is not None:
         return
     from segcal.datasets import describe
@@ -37,14 +37,14 @@ def list_datasets(context: typer.Context) -> None:
             print(f"  regions  {', '.join(row.regions)}")
 
 
-@datasets.command(cls=Verb)
+@datasets.command(cls=Verb, epilog="Example: segcal datasets check acdc data/ACDC")
 def check(
     name: Name,
     root: Root,
     strict_grid: StrictGrid = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the results as JSON.")] = False,
 ) -> None:
-    """Verify a download: counts, pairs, shapes, label values, spacing, missing classes. Exit code 1 with problems."""
+    """Verify a download: counts, pairs, shapes, label values, spacing, missing classes. Exit code 1: problems found."""
     from segcal.datasets import check_dataset, open_dataset
 
     with refusing(), progress_bar("files") as advance:
@@ -69,14 +69,14 @@ def _print_check(found: Check) -> None:
     show_tables([table], [*notes, *(f"{problem.case}: {problem.what}" for problem in found.problems)])
 
 
-@datasets.command(cls=Verb)
+@datasets.command(cls=Verb, epilog="Example: segcal datasets split acdc data/ACDC --out split.txt")
 def split(
     name: Name,
     root: Root,
-    out: Annotated[Path, typer.Option("--out", help="Text file to write: a line for each case.")],
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="Text file to write, one line per case, for example split.txt.")],
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the split.")] = 0,
 ) -> None:
-    """Write the paper's split, by patient, as a text file that training takes as data.split."""
+    """Write the paper's split by patient, as a text file for the setting data.split."""
     from segcal.datasets import make_split, open_dataset, write_split
 
     with refusing():

@@ -1,4 +1,4 @@
-"""The verb that checks an installation: doctor."""
+"""The command that checks an installation: doctor."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from segcal.doctor import BackendCheck, Diagnosis
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal doctor --json > doctor.json")
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for a bug report.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints everything as JSON, for a bug report.")] = False,
 ) -> None:
-    """Check this installation: versions, devices, every backend against the reference; and recommend a setting.
+    """Check this installation: versions, devices, every backend against the reference; recommend a setting.
 
     Exit code 1: a backend disagrees.
     """
@@ -52,7 +52,7 @@ def _show(found: Diagnosis) -> None:
     show_tables([], sentences)
     complaints = [f"{check.backend} on {check.device}: {text}" for check in found.checks for text in check.complaints]
     missing = [f"{backend} was not checked: {why}." for backend, why in found.unavailable.items()]
-    show_tables([table], ["* what segcal picks if no backend is named", *missing, *complaints, found.advice])
+    show_tables([table], ["* default backend of the device", *missing, *complaints, found.advice])
 
 
 def _row(check: BackendCheck, *, picked: bool) -> list[str]:

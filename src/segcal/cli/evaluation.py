@@ -1,4 +1,4 @@
-"""The verb that measures: evaluate."""
+"""The command that measures: evaluate."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ if TYPE_CHECKING:
     from segcal.evaluation.outcome import Outcome
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal evaluate maps labels --out results --workers 2")
 def evaluate(
-    predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
+    predictions: Annotated[Path, typer.Argument(help="Folder of probability maps, or one file.")],
     labels: Annotated[
-        list[Path], typer.Argument(help="Folder of label maps (or one file); several folders, one for each rater.")
+        list[Path], typer.Argument(help="Folder of label maps, or one file; one folder per rater if there are several.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the results; started again, it goes on there.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results; an interrupted run resumes there.")],
     member: Member = None,
     mean: Mean = "probabilities",
     regions: Regions = None,
     bins: Bins = 20,
-    background: Annotated[bool, typer.Option("--background", help="Report the background class, too.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
+    background: Annotated[bool, typer.Option("--background", help="Reports the background class, too.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     dask: Dask = None,
     calibrator: Annotated[
-        Path | None, typer.Option(help="Measure what this calibrator (.json) makes of the maps; store none.")
+        Path | None, typer.Option(help="Measures the calibrated maps, for example calibrator.json; stores no map.")
     ] = None,
-    logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="The maps are logits.")] = False,
     sigmoid: Sigmoid = False,
     ignore_index: IgnoreIndex = None,
     class_names: ClassNames = None,
     strict_grid: StrictGrid = False,
     raters_from: Annotated[
         str,
-        typer.Option(help="Where several raters' labels are: folders, files (case_rater1.nii.gz) or channels."),
+        typer.Option(help="Where labels of several raters are: folders, files (case_rater1.nii.gz) or channels."),
     ] = "folders",
-    curvas: Annotated[bool, typer.Option("--curvas", help="Write the scores of the CURVAS challenge, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")] = False,
+    curvas: Annotated[bool, typer.Option("--curvas", help="Also writes the scores of the CURVAS challenge.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints summary.json instead of a table.")] = False,
 ) -> None:
-    """Measure calibration and overlap of every case: ECE, ACE, MCE, Brier, NLL and Dice, macro and micro."""
+    """Measure calibration and overlap of every case: ECE, ACE, MCE, Brier score, NLL and Dice."""
     import segcal
 
-    kept = f"What is done is kept in {out}: the same command goes on from there."
+    kept = f"Finished work is kept in {out}. Run the same command again to resume."
     with refusing(stopped=kept), progress_bar("cases") as advance:
         outcome = segcal.evaluate(
             predictions,
@@ -107,7 +107,7 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
                 _show_summary(outcome.measured if background else outcome.measured.foreground(), background=background)
                 _show_raters(out)
     number = len(outcome.measured.cases) if outcome.measured is not None else 0
-    say(f"{counted(number, 'case')} evaluated, {len(outcome.failures)} failed; results are in {out}")
+    say(f"{counted(number, 'case')} evaluated, {len(outcome.failures)} failed; results: {out}")
     if outcome.failures:
         raise typer.Exit(1)
 

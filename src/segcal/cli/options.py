@@ -1,4 +1,4 @@
-"""Options that several verbs have, each said once, and what is made of them."""
+"""Options that several commands share, and the objects that they define."""
 
 from __future__ import annotations
 
@@ -13,63 +13,69 @@ if TYPE_CHECKING:
 
 Evaluations = Annotated[
     list[str],
-    typer.Argument(metavar="BASELINE [OTHER...]", help="Folders of evaluate (or their .npz), or NAME=FOLDER."),
+    typer.Argument(
+        metavar="BASELINE [OTHER...]",
+        help="Results of evaluate: folders or .npz files, or NAME=FOLDER to name a method.",
+    ),
 ]
 Patients = Annotated[
     str | None,
-    typer.Option(help="Which cases are one patient's: 'none', a .csv (case, patient), or an expression's group."),
+    typer.Option(
+        help="Groups cases by patient: 'none', patients.csv (case, patient), or a regular expression such as '^(.+)_'."
+    ),
 ]
-Test = Annotated[Literal["t", "wilcoxon"], typer.Option(help="Test that the stars show.")]
-Holm = Annotated[bool, typer.Option("--holm", help="Correct for several methods and classes.")]
+Test = Annotated[Literal["t", "wilcoxon"], typer.Option(help="Paired test for the stars in tables.")]
+Holm = Annotated[bool, typer.Option("--holm", help="Corrects p values for several methods and classes (Holm).")]
 Regions = Annotated[
     str | None,
     typer.Option(
-        help="Unions of classes: brats, kits, a .toml file or nnU-Net's dataset.json. A .toml file with values alone, "
-        "as values = [0, 1, 2, 4], tells the label value of each channel."
+        help="Evaluates unions of classes: brats, kits, regions.toml or nnU-Net's dataset.json. A .toml file with "
+        "values = [0, 1, 2, 4] alone sets the label value of each channel."
     ),
 ]
-Sigmoid = Annotated[bool, typer.Option("--sigmoid", help="Classes overlap: a probability by itself each.")]
-IgnoreIndex = Annotated[int | None, typer.Option(help="Leave out voxels with this label, as 255.")]
+Sigmoid = Annotated[
+    bool, typer.Option("--sigmoid", help="Multi-label maps: classes overlap, each has a sigmoid probability.")
+]
+IgnoreIndex = Annotated[int | None, typer.Option(help="Ignores voxels with this label, for example 255.")]
 ClassNames = Annotated[
     str | None,
     typer.Option(
-        help="Names: a,b,c, one for every label from 0 on, so that the background comes first (of a single channel: "
-        "background,a); a dataset.json or a .toml file. With --regions, names are those of the regions."
+        help="Names of all labels from 0 on, for example background,liver,spleen (single channel: background,liver), "
+        "or a dataset.json or .toml file. Not with --regions, which have names."
     ),
 ]
 StrictGrid = Annotated[
-    bool, typer.Option("--strict-grid", help="Refuse cases whose headers leave open where the voxels lie.")
+    bool, typer.Option("--strict-grid", help="Refuses cases whose headers do not define the position of the voxels.")
 ]
 Dask = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Spread the cases over this Dask cluster, as tcp://HOST:8786.")
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Runs the cases on this Dask cluster, for example tcp://HOST:8786."),
 ]
 Member = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--member", metavar="FOLDER", help="Further maps of the same cases, to take the mean with; may be repeated."
-    ),
+    typer.Option("--member", metavar="FOLDER", help="Averages these maps of the same cases, too; can be repeated."),
 ]
-Mean = Annotated[Literal["probabilities", "logits"], typer.Option(help="What of the members the mean is of.")]
-Bins = Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")]
-Calibrator = Annotated[Path | None, typer.Option(help="A calibrator that `calibrate fit` wrote (.json).")]
-Workers = Annotated[
-    int, typer.Option(min=1, help="Processes that measure cases and try calibrators on folds, one each at a time.")
+Mean = Annotated[Literal["probabilities", "logits"], typer.Option(help="What is averaged over members.")]
+Bins = Annotated[int, typer.Option(min=1, help="Number of bins of the calibration errors.")]
+Calibrator = Annotated[
+    Path | None, typer.Option(help="Applies this calibrator of `calibrate fit`, for example calibrator.json.")
 ]
+Workers = Annotated[int, typer.Option(min=1, help="Number of processes for cases and folds.")]
 Dtype = Annotated[
     Literal["float32", "float16", "uint8"] | None,
     typer.Option(
-        help="Of maps of probabilities: float16 stores them in steps of 1/65535, uint8 of 1/255, in a quarter of the "
-        "room of float32 or less."
+        help="Data type of probability maps: float16 stores them as 65535ths, uint8 as 255ths in a quarter of the size "
+        "of float32 or less."
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of the bootstrap and of the floor.")]
-Numbers = Annotated[bool, typer.Option("--json", help="Print every number as JSON instead of tables.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap and of the floor.")]
+Numbers = Annotated[bool, typer.Option("--json", help="Prints all values as JSON instead of tables.")]
 
 
 def read_options(
     logits: bool, sigmoid: bool, ignore_index: int | None, class_names: str | None, regions: str | None, strict: bool
 ) -> ReadOptions:
-    """The options that verbs share, as one object."""
+    """The shared reading options as one object."""
     from segcal.evaluation.options import ReadOptions
 
     return ReadOptions(
@@ -83,7 +89,7 @@ def read_options(
 
 
 def dask_cluster(address: str | None, *, gpus: bool = False) -> DaskCluster | None:
-    """The cluster at an address, if one is given; with `gpus`, each job takes one, where workers declare them."""
+    """The cluster at an address, or None; with `gpus`, each job takes one GPU if workers declare them."""
     if address is None:
         return None
     from segcal.adapters.dask import DaskCluster

@@ -1,4 +1,4 @@
-"""How every command begins and ends: streams that take any text, signals, and a stdout that is closed or full."""
+"""Start and end of every command: streams that accept any text, signals, a closed or full stdout."""
 
 from __future__ import annotations
 
@@ -13,30 +13,23 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from segcal._io.ending import ending_in_order, exit_code
+from segcal.cli.panels import arranged
 
 _SIGPIPE = int(getattr(signal, "SIGPIPE", 13))  # Windows has none
-
-
-def _plain_flags(parameters: list[Any]) -> list[Any]:
-    """Options as they are, but flags without a word for a value, which --help would show."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
-            parameter.metavar = ""
-    return parameters
 
 
 class Verb(TyperCommand):
     """A command."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _plain_flags(super().get_params(ctx))
+        return arranged(super().get_params(ctx))
 
 
 class Verbs(TyperGroup):
-    """Commands under one name; the outermost one opens the streams and looks after how it all ends."""
+    """A group of commands; the outermost group opens the streams and handles the end of the command."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _plain_flags(super().get_params(ctx))
+        return arranged(super().get_params(ctx))
 
     def main(self, *arguments: Any, **named: Any) -> Any:
         open_streams()
@@ -63,7 +56,7 @@ class Verbs(TyperGroup):
 
 
 def open_streams() -> None:
-    """Streams that can be written to: one that is closed swallows everything, signs without a code become '?'."""
+    """Make streams writable: a closed one discards its text, characters without an encoding become '?'."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, _swallowing(number))

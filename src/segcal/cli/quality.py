@@ -1,4 +1,4 @@
-"""Verbs that decide and promise: decide, quality fit, quality apply."""
+"""Commands for decisions and quality: decide, quality fit, quality apply."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from segcal.quality.queue import Queue
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal decide maps --out labels --rule dice")
 def decide(
-    predictions: Annotated[Path, typer.Argument(metavar="MAPS", help="Folder of probability maps (or one file).")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the label maps; started again, it goes on there.")],
+    predictions: Annotated[Path, typer.Argument(metavar="MAPS", help="Folder of probability maps, or one file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the label maps; an interrupted run resumes there.")],
     rule: Annotated[
         str,
         typer.Option(
             metavar="argmax|dice|threshold=T|FILE",
-            help="The most probable class; the largest expected Dice of each case and class; every class where its "
-            "probability is at least T; thresholds that `quality fit` learned.",
+            help="argmax: most probable class. dice: largest expected Dice of each case and class. threshold=0.3: "
+            "probability of at least 0.3. quality.json: thresholds of `quality fit`.",
         ),
     ],
     masks: Annotated[
         bool,
-        typer.Option("--masks", help="A channel for each class's whole set, which may overlap, in place of labels."),
+        typer.Option("--masks", help="Writes one mask channel per class instead of labels; masks may overlap."),
     ] = False,
     calibrator: Annotated[
-        Path | None, typer.Option(help="Decide on what this calibrator (.json) makes of the maps.")
+        Path | None, typer.Option(help="Calibrates the maps first, for example with calibrator.json.")
     ] = None,
     regions: Regions = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     dask: Dask = None,
-    logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="The maps are logits.")] = False,
     sigmoid: Sigmoid = False,
     class_names: ClassNames = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every decision as JSON instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints every decision as JSON instead of a table.")] = False,
 ) -> None:
-    """Write label maps, each on the grid of its map, and decisions.csv: thresholds, volumes, expected Dice."""
-    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+    """Write label maps on the grid of the maps, and decisions.csv: thresholds, volumes, expected Dice."""
+    with refusing(stopped=f"Finished work is kept in {out}. Run the same command again to resume."):
         import segcal
 
         with progress_bar("cases") as advance:
@@ -66,9 +66,9 @@ def decide(
     _show_decided(decided, out, as_json=as_json)
     if decided.contested:
         went = (
-            f"{counted(decided.contested, 'voxel')} reached the thresholds of several classes and went to one of them."
+            f"{counted(decided.contested, 'voxel')} reached the thresholds of several classes; each went to one class."
         )
-        kept = " What the file promises holds for the whole set of each class, which --masks writes."
+        kept = " The guarantee holds for the whole set of each class, which --masks writes."
         say(went + kept if Path(rule).is_file() else went)
     if decided.failures:
         raise typer.Exit(1)
@@ -83,7 +83,7 @@ def _show_decided(decided: Decided, out: Path, *, as_json: bool) -> None:
     elif decided.decisions:
         show_tables([_decisions_table(decided.decisions)], [])
     maps = counted(len(decided.paths), "label map")
-    say(f"{maps} and decisions.csv are in {out}, {counted(len(decided.failures), 'case')} failed")
+    say(f"{maps} and decisions.csv: {out}; {counted(len(decided.failures), 'case')} failed")
 
 
 def _decisions_table(decisions: list[Decision]) -> Table:
@@ -113,36 +113,34 @@ def _decisions_table(decisions: list[Decision]) -> Table:
     return Table("Decisions, means over cases; thresholds and Dice of those that are not empty", headings, tuple(rows))
 
 
-quality = typer.Typer(
-    cls=Verbs, help="Learn from labelled patients what can be promised of new ones; rank unlabelled cases for review."
-)
+quality = typer.Typer(cls=Verbs, help="Predict the quality of cases without labels, and rank them for review.")
 app.add_typer(quality, name="quality")
 FIRST = 10  # cases of the queue that a screen shows
 
 
-@quality.command(cls=Verb)
+@quality.command(cls=Verb, epilog="Example: segcal quality fit results --out quality.json --risk fnr=0.1")
 def fit(
-    results: Annotated[
-        Path, typer.Argument(help="Folder that `segcal evaluate` wrote, of cases that the network was not trained on.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="The file to write, as quality.json.")],
-    level: Annotated[float, typer.Option(help="Share of patients that intervals hold.")] = 0.9,
+    results: Annotated[Path, typer.Argument(help="Results of `segcal evaluate` for held-out cases.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write, for example quality.json.")],
+    level: Annotated[float, typer.Option(help="Coverage of the intervals over patients, for example 0.9.")] = 0.9,
     risk: Annotated[
         str | None,
         typer.Option(
             metavar="RISK=LEVEL",
-            help="Learn thresholds that keep a risk within a level: fnr=0.1 (false-negative rate), fdr=0.1 "
-            "(false-discovery rate) or dice-loss=0.2 (1 - Dice).",
+            help="Learns thresholds that bound a risk: fnr=0.1 (false-negative rate), fdr=0.1 (false-discovery rate) "
+            "or dice-loss=0.2 (1 - Dice).",
         ),
     ] = None,
     fixed: Annotated[
-        bool, typer.Option("--fixed", help="One threshold for all cases; otherwise each has its own.")
+        bool, typer.Option("--fixed", help="Learns one threshold for all cases. Default: one per case.")
     ] = False,
     patients: Patients = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the parts in which promises are tried.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the trial as JSON instead of a table.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the cross-validation.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Prints the cross-validation as JSON instead of a table.")
+    ] = False,
 ) -> None:
-    """Learn intervals for Dice and volume, thresholds with a guarantee, and what usual cases look like."""
+    """Learn intervals for Dice and volume, guaranteed thresholds, and a reference of ordinary cases."""
     import json
 
     with refusing():
@@ -157,7 +155,7 @@ def fit(
         print_json(json.dumps(rows, indent=2, ensure_ascii=False))
     else:
         show_tables([_trials(learned)], _sentences(learned))
-    say(f"what was learned is in {out}")
+    say(f"quality model: {out}")
 
 
 def _risk(text: str | None) -> tuple[str | None, float]:
@@ -169,7 +167,7 @@ def _risk(text: str | None) -> tuple[str | None, float]:
     try:
         return name, float(level)
     except ValueError:
-        raise ConfigError(f"--risk must be a risk and its level, as fnr=0.1; got {text!r}.") from None
+        raise ConfigError(f"--risk must be a risk and its level; got {text!r}. Write it as fnr=0.1.") from None
 
 
 def _trials(learned: Quality) -> Table:
@@ -188,14 +186,14 @@ def _trials(learned: Quality) -> Table:
         )
         for t in learned.trials
     )
-    title = f"{learned.level:.0%} intervals of Dice and of volume, tried on patients that were left out"
+    title = f"{learned.level:.0%} intervals of Dice and volume, on held-out patients"
     return Table(title, (*headings, "volume: coverage", "volume: width"), tuple(rows))
 
 
 def _sentences(learned: Quality) -> list[str]:
     told = [
-        "Error: mean absolute, of predicted Dice; constant guess: of the median Dice. Risk area: under the curve of "
-        "1 - Dice over the share of cases that are kept. Width of volumes: relative to their mean."
+        "Error: mean absolute error of the predicted Dice; constant guess: that of the median Dice. Risk area: area "
+        "under the curve of 1 - Dice over the share of accepted cases. Width of volumes: relative to their mean."
     ]
     found = learned.guarantee
     if found is not None:
@@ -207,24 +205,26 @@ def _sentences(learned: Quality) -> list[str]:
     return told
 
 
-@quality.command(cls=Verb)
+@quality.command(cls=Verb, epilog="Example: segcal quality apply quality.json new-maps --out queue")
 def apply(
-    file: Annotated[Path, typer.Argument(metavar="QUALITY", help="What `quality fit` wrote.")],
-    predictions: Annotated[Path, typer.Argument(help="Folder of predicted probability maps (or one file).")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the results; started again, it goes on there.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="QUALITY", help="Quality model of `quality fit`, for example quality.json.")
+    ],
+    predictions: Annotated[Path, typer.Argument(help="Folder of probability maps of new cases, or one file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results; an interrupted run resumes there.")],
     calibrator: Annotated[
-        Path | None, typer.Option(help="The calibrator that was learned with, if it is no longer in its place.")
+        Path | None, typer.Option(help="The calibrator used for the quality model, if its file has moved.")
     ] = None,
     patients: Patients = None,
     statistics: Annotated[
-        bool, typer.Option("--statistics", help="Also write statistics/CASE.json, with volumes in mm3.")
+        bool, typer.Option("--statistics", help="Also writes statistics/CASE.json with volumes in mm3.")
     ] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     dask: Dask = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print queue.json instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints queue.json instead of a table.")] = False,
 ) -> None:
-    """Predict Dice and volumes of cases without labels, with intervals; flag them, and rank them for review."""
-    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+    """Predict Dice and volumes of cases without labels, with intervals; flag and rank them for review."""
+    with refusing(stopped=f"Finished work is kept in {out}. Run the same command again to resume."):
         from segcal.quality.applying import apply_quality
 
         with progress_bar("cases") as advance:
@@ -238,7 +238,7 @@ def apply(
         print_json((out / "queue.json").read_text(encoding="utf-8"))
     else:
         _show_queue(queue)
-    say(f"the queue is {out / 'queue.csv'}, and {out / 'queue.html'} to look at")
+    say(f"queue: {out / 'queue.csv'}; page: {out / 'queue.html'}")
     if queue.failures:
         raise typer.Exit(1)
 
@@ -258,8 +258,8 @@ def _show_queue(queue: Queue) -> None:
         for row in queue.rows if row.rank <= FIRST
     )  # fmt: skip
     whole = next(each for each in queue.cohort if each.class_name is None)
-    told = [f"Mean Dice of {ALL_CLASSES} to be expected: {whole.value:.3f} ({whole.low:.3f} to {whole.high:.3f})."]
+    told = [f"Expected mean Dice of {ALL_CLASSES}: {whole.value:.3f} ({whole.low:.3f} to {whole.high:.3f})."]
     if queue.shifted:
         told += [NO_GUARANTEE, *queue.shifted]
     shown = min(FIRST, len(cases))
-    show_tables([Table(f"{counted(len(cases), 'case')}, the first {shown} to look at", headings, rows, names=3)], told)
+    show_tables([Table(f"{counted(len(cases), 'case')}, the first {shown} to review", headings, rows, names=3)], told)

@@ -1,4 +1,4 @@
-"""The verb that makes a page: report."""
+"""The command that writes a page: report."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ SLICE = ", slice of the largest disagreement"
 WORST = 10
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal report results --out report.html")
 def report(
     evaluations: Evaluations,
-    out: Annotated[Path, typer.Option("--out", help="The page to write, as report.html.")],
+    out: Annotated[Path, typer.Option("--out", help="Page to write, for example report.html.")],
     patients: Patients = None,
     test: Test = "t",
     holm: Holm = False,
-    title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     predictions: Annotated[
-        list[Path] | None, typer.Option(help="To show cases: each method's folder of predictions, in the same order.")
+        list[Path] | None, typer.Option(help="Folder of maps to show cases from, one per method in the same order.")
     ] = None,
-    labels: Annotated[Path | None, typer.Option(help="Folder of label maps, for the same.")] = None,
-    images: Annotated[Path | None, typer.Option(help="Folder of images, to show the cases upon.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Folder of label maps of these cases.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images of these cases.")] = None,
     cases: Annotated[
         int | None,
-        typer.Option(min=1, help="How many cases to look at in three planes: the worst, around the median, the best."),
+        typer.Option(min=1, help="Number of cases in the viewer with three planes: worst, median and best."),
     ] = None,
     by: Annotated[
-        str, typer.Option(help="What orders them: dice, expected_dice, ace, ece, mce, brier or nll.")
+        str, typer.Option(help="Metric that orders the cases: dice, expected_dice, ace, ece, mce, brier or nll.")
     ] = "dice",
     worst: Annotated[
         int | None,
-        typer.Option(min=1, help=f"How many cases to show pictures of; {WORST} without --cases, and none with it."),
+        typer.Option(min=1, help=f"Number of cases shown as pictures. Default: {WORST} without --cases, none with it."),
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Write one HTML page that needs nothing else: reading, tables, diagrams, every case, where it all came from."""
+    """Write one self-contained HTML page: summary, tables, diagrams, every case, provenance."""
     with refusing():
         from segcal.evaluation.evaluation import read_evaluations
         from segcal.report import build_report
@@ -68,19 +68,19 @@ def report(
             cases=viewed,
             seed=seed,
         )
-    say(f"the report is {out}")
+    say(f"report: {out}")
 
 
 def _folders(
     found: Mapping[str, Evaluation], predictions: Sequence[Path], labels: Path | None, *, asked: bool
 ) -> dict[str, Path]:
-    """The folder of each method; none where no case is to be shown."""
+    """The folder of each method; empty if no case is shown."""
     from segcal.errors import ConfigError
 
     if len(predictions) != len(found) and (predictions or asked):
         raise ConfigError(
-            f"cases to show need one --predictions for each of {len(found)} evaluations, and --labels where there are "
-            f"any; got {len(predictions)} and {'a' if labels else 'no'} folder of labels."
+            f"to show cases, --predictions must be given once for each of the {len(found)} evaluations; got "
+            f"{len(predictions)}. Repeat --predictions, and add --labels if there are labels."
         )
     return dict(zip(found, predictions, strict=False))
 
@@ -109,7 +109,7 @@ def _maps(
 
     if labels is None:
         raise ConfigError(
-            "pictures of the worst cases need --labels; got no folder. Cases without labels need --cases."
+            "--labels must be given for pictures of the worst cases; got none. Without labels use --cases."
         )
     return [
         ReportMap(drawn.case, f"{drawn.class_name}: worst by Dice{'' if drawn.flat else SLICE}", png)

@@ -1,4 +1,4 @@
-"""What every verb shows: errors as one sentence with an exit code, and progress with a rate and a time left."""
+"""Common output of all commands: one-line errors with an exit code, and progress with rate and remaining time."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ EXTRAS = {
 
 
 def stderr() -> Console:
-    """Progress and remarks go here; results go to stdout."""
+    """Console for progress and messages; results go to stdout."""
     return _console(stderr=True)
 
 
 def stdout() -> Console:
-    """Where tables go; in a file, lines need not wrap."""
+    """Console for tables; lines do not wrap in files."""
     return _console() if sys.stdout.isatty() else _console(width=200)
 
 
@@ -54,7 +54,7 @@ def _console(**options: Any) -> Console:
 
 
 def show_tables(tables: Iterable[Table | RichTable], sentences: Iterable[str]) -> None:
-    """Tables, and below them sentences as they are, on stdout."""
+    """Print tables, then sentences, to stdout."""
     from segcal.evaluation.tables import Table, to_terminal
 
     console = stdout()
@@ -65,7 +65,7 @@ def show_tables(tables: Iterable[Table | RichTable], sentences: Iterable[str]) -
 
 
 def print_json(text: str) -> None:
-    """JSON to stdout, with escapes where the terminal or file has no code for a sign."""
+    """Print JSON to stdout; escape characters that stdout cannot encode."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
@@ -74,13 +74,13 @@ def print_json(text: str) -> None:
 
 
 def show_failures(failures: Sequence[Failure]) -> None:
-    """The first of them, a line each."""
+    """Print the first failures, one line each."""
     for failure in failures[:10]:
         say(f"{failure.case}: {failure.kind}: {failure.message}")
 
 
 def show_unpaired(pairing: Pairing) -> None:
-    """Files that found no partner, a line for each side."""
+    """Print unpaired files, one line for predictions and one for labels."""
     for noun, partner, names in (
         ("prediction", "labels", pairing.unpaired_predictions),
         ("label map", "a prediction", pairing.unpaired_labels),
@@ -95,27 +95,26 @@ def show_unpaired(pairing: Pairing) -> None:
 
 
 def show_notes(notes: Sequence[Note]) -> None:
-    """What is to be known of some cases, a line each."""
+    """Print notes on cases, one line each."""
     for note in notes:
         say(f"note: {note.message} {counted(len(note.cases), 'case')}: {listed(note.cases)}")
 
 
 def say_maps(maps: Maps, out: Path) -> None:
-    """How many maps there are, and how many cases failed."""
-    is_there = "map is" if len(maps.paths) == 1 else "maps are"
-    say(f"{len(maps.paths)} {is_there} in {out}, {counted(len(maps.failures), 'case')} failed")
+    """Print the number of maps and of failed cases."""
+    say(f"{counted(len(maps.paths), 'map')}: {out}; {counted(len(maps.failures), 'case')} failed")
 
 
 def say(text: str) -> None:
-    """One line to stderr, as it is."""
+    """Print one line to stderr."""
     stderr().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def refusing(*, stopped: str = "") -> Iterator[None]:
-    """Errors end the command with a sentence: ours with exit code 2, the system's with 1, a signal with 128 + number.
+    """Turn errors into a message: exit code 2 for segcal's, 1 for the system's, 128 + number for a signal.
 
-    A stdout that takes no more is left to `orderly`.
+    `orderly` handles a closed or full stdout.
     """
     from segcal._io.ending import exit_code
     from segcal.errors import SegcalError
@@ -128,7 +127,7 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
         say(f"{type(error).__name__}: {_sentence(error)}")
         raise typer.Exit(1) from None
     except MemoryError as error:
-        say(f"MemoryError: there must be more memory for this; {error}.")
+        say(f"MemoryError: more memory is needed; {error}.")
         raise typer.Exit(1) from None
     except SegcalError as error:
         say(f"{type(error).__name__}: {error}")
@@ -138,7 +137,7 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
         extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
         if extra is None:
             raise
-        say(f"{package} must be installed for this command: pip install 'segcal[{extra}]' brings all that it needs.")
+        say(f"{package} must be installed for this command. Type: pip install 'segcal[{extra}]'")
         raise typer.Exit(2) from None
     except KeyboardInterrupt as error:
         say(f"Stopped. {stopped}".strip())
@@ -146,7 +145,7 @@ def refusing(*, stopped: str = "") -> Iterator[None]:
 
 
 def _sentence(error: OSError) -> str:
-    """With the file first; Python says [Errno 2] No such file or directory: 'file'."""
+    """The message with the file first."""
     from segcal._io.files import WriteError
 
     if isinstance(error, WriteError) or error.filename is None or error.strerror is None:
@@ -155,14 +154,14 @@ def _sentence(error: OSError) -> str:
 
 
 class Advance(Protocol):
-    """Tells a bar what is done, of how much, and a word on it."""
+    """Reports progress: done, total, and a text."""
 
     def __call__(self, done: int, total: int, text: str = "") -> None: ...
 
 
 @contextmanager
 def progress_bar(unit: str) -> Iterator[Advance]:
-    """A bar on stderr, with a rate and the time left."""
+    """A progress bar on stderr with rate and remaining time."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
@@ -179,7 +178,7 @@ def progress_bar(unit: str) -> Iterator[Advance]:
 
 @contextmanager
 def overall_bar() -> Iterator[Callable[[float, float | None, str], None]]:
-    """A bar on stderr for work of several kinds, in the seconds that all of it may take, with the time left."""
+    """A progress bar on stderr for several steps, in estimated seconds, with the remaining time."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))

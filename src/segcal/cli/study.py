@@ -1,4 +1,4 @@
-"""The verbs that repeat experiments: study run, plan, status, report, list; demo."""
+"""The commands for studies: study run, plan, status, report, list; demo."""
 
 from __future__ import annotations
 
@@ -29,50 +29,58 @@ SHOWN_RUNS = 30  # more do not fit a screen; then only those that run or failed
 study = typer.Typer(
     cls=Verbs,
     no_args_is_help=True,
-    help="Run datasets x methods x seeds: train, calibrate, evaluate, compare, and report.",
+    help="Run datasets x methods x seeds: train, calibrate, evaluate, compare, report.",
 )
 app.add_typer(study, name="study")
 
 Source = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study's .toml file or folder, or the name of one that `list` shows.")
+    str,
+    typer.Argument(metavar="STUDY", help="A study: a .toml file, a study folder, or a name that `study list` shows."),
 ]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study, which `run` was given as --out.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study: the --out of `study run`.")]
 Data = Annotated[
     list[str] | None,
-    typer.Option(metavar="[NAME=]FOLDER", help="Where data lie: a folder that holds them, or that of one dataset."),
+    typer.Option(metavar="[NAME=]FOLDER", help="Folder of all datasets, or NAME=FOLDER for one; can be repeated."),
 ]
 Change = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of all runs, as training.epochs=5; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Changes a setting of all runs, for example training.epochs=5; can be repeated.",
+    ),
 ]
 Choose = Annotated[
-    str | None, typer.Option(metavar="RULE", help="Choose on validation cases, as 'dsc >= baseline - 0.005'.")
+    str | None,
+    typer.Option(metavar="RULE", help="Selects a method on validation cases, for example 'dsc >= baseline - 0.005'."),
 ]
 
 
-@study.command(cls=Verb)
+@study.command(cls=Verb, epilog="Example: segcal study run hippocampus --data data --out study --jobs 2")
 def run(
     source: Source,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for everything; started again, it goes on.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for all results; an interrupted study resumes there.")
+    ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share the runs, and the cores or GPUs; 1 if not given.")
+        int | None, typer.Option(min=1, help="Number of processes, which share cores or GPUs. Default: 1.")
     ] = None,
     dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Do the runs on this Dask cluster, as tcp://HOST:8786.")
+        str | None, typer.Option(metavar="ADDRESS", help="Runs on this Dask cluster, for example tcp://HOST:8786.")
     ] = None,
     data: Data = None,
     change: Change = None,
     choose: Choose = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="RUN", help="Only this run, and no report; may be repeated.")
+        list[str] | None, typer.Option(metavar="RUN", help="Does only this run, without a report; can be repeated.")
     ] = None,
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
-    """Do all runs that are not done, then compare and report; started again, it goes on.
+    """Do all unfinished runs, then compare and report. Run the same command again to resume.
 
-    Exit code 1: a run failed, or data are missing.
+    Exit code 1: a run failed or data are missing.
     """
-    with refusing(stopped=f"What is done is kept in {out or source}: the same command goes on from there."):
+    with refusing(stopped=f"Finished work is kept in {out or source}. Run the same command again to resume."):
         if end_with_stdin:
             ending.end_with_stdin()
         from segcal.errors import ConfigError, one_of
@@ -80,7 +88,9 @@ def run(
         from segcal.study.choose import parse_rule
 
         if jobs is not None and dask is not None:
-            raise ConfigError("runs must be done by --jobs here or by --dask elsewhere; got both.")
+            raise ConfigError(
+                "--jobs and --dask must not be given together; got both. Use --jobs here or --dask on a cluster."
+            )
         if choose is not None:
             parse_rule(choose)  # refused now rather than after hours
         shop = _open(source, out, data or (), change or ())
@@ -99,18 +109,19 @@ def run(
         raise typer.Exit(1)
 
 
-@study.command(cls=Verb)
+@study.command(cls=Verb, epilog="Example: segcal study plan paper --data data")
 def plan(
     source: Source,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the study; needed by --slurm.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the study; required with --slurm.")] = None,
     data: Data = None,
     change: Change = None,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Print a script for sbatch: one job for each run.")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Prints a script for sbatch with one job per run.")] = False,
     tflops: Annotated[
-        float | None, typer.Option(min=0.001, help="What your GPU keeps up, for the estimate of hours.")
+        float | None,
+        typer.Option(min=0.001, help="Sustained TFLOP/s of your GPU, for the estimate of hours, for example 20."),
     ] = None,
 ) -> None:
-    """Show each run, its cost, and what data are missing; run nothing.
+    """Show each run, its cost and missing data; run nothing.
 
     Exit code 1: data are missing.
     """
@@ -128,9 +139,9 @@ def plan(
         raise typer.Exit(1)
 
 
-@study.command(cls=Verb)
+@study.command(cls=Verb, epilog="Example: segcal study status study")
 def status(folder: Folder) -> None:
-    """Show how far a study is, whoever works on it."""
+    """Show the progress of a study."""
     with refusing():
         from segcal.study import load_study
         from segcal.study.overview import overview
@@ -140,11 +151,11 @@ def status(folder: Folder) -> None:
         show_tables([_table(overview(shop))], ())
 
 
-@study.command(cls=Verb)
+@study.command(cls=Verb, epilog="Example: segcal study report study")
 def report(folder: Folder, choose: Choose = None) -> None:
-    """Compare what is done so far, and write tables, figures and the page again; run nothing.
+    """Compare the finished runs and write tables, figures and the page; run nothing.
 
-    Exit code 1: a run is not done, or data are missing.
+    Exit code 1: a run is not finished or data are missing.
     """
     with refusing():
         from segcal.study import load_study, report_study
@@ -155,9 +166,9 @@ def report(folder: Folder, choose: Choose = None) -> None:
         raise typer.Exit(1)
 
 
-@study.command("list", cls=Verb)
+@study.command("list", cls=Verb, epilog="Example: segcal study list")
 def list_studies() -> None:
-    """List the studies that come with segcal."""
+    """List the included studies."""
     with refusing():
         from segcal.study import shipped_studies
 
@@ -165,19 +176,22 @@ def list_studies() -> None:
             print(f"{name}: {found.config.title}\n  {' '.join(found.config.about.split())}")
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal demo --out segcal-demo")
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for everything; started again, it goes on there.")] = Path(
-        "segcal-demo"
-    ),
-    dataset: Annotated[Path | None, typer.Option(help="A Decathlon task to use instead of the phantom.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Of each training.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the phantom and of the networks.")] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for all results; an interrupted demo resumes there.")
+    ] = Path("segcal-demo"),
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a Decathlon task to use instead of the phantom, for example Task04_Hippocampus."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs of each training.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the phantom and the networks.")] = 0,
     as_json: Numbers = False,
 ) -> None:
-    """Train Dice + CE, hard ACE and soft ACE, fit a temperature, compare all on test cases, write the report."""
+    """Train with Dice + CE, hard ACE and soft ACE, fit a temperature, compare on test cases, write the report."""
 
-    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+    with refusing(stopped=f"Finished work is kept in {out}. Run the same command again to resume."):
         from segcal.comparison.tables import LAYOUTS, make_table, notes, to_json
         from segcal.evaluation.tables import ALL_CLASSES
         from segcal.study import demo as job
@@ -194,7 +208,7 @@ def demo(
         cases = counted(result.comparison.cases, "case")
         table = make_table(result.comparison, f"{title}, {ALL_CLASSES}, {cases}", columns)
         show_tables([table], notes(result.comparison))
-    say(f"temperature {result.temperature:.3f}; tables and runs are in {out}; the report is {result.report}")
+    say(f"temperature {result.temperature:.3f}; tables and runs: {out}; report: {result.report}")
 
 
 def _open(source: str, out: Path | None, data: Sequence[str], changes: Sequence[str]) -> Workshop:
@@ -208,7 +222,7 @@ def _open(source: str, out: Path | None, data: Sequence[str], changes: Sequence[
             return load_study(source)
         source, out = os.fspath(Path(source) / STUDY), out or Path(source)
     if out is None:
-        raise ConfigError(f"--out must be given, as in: segcal study run {source} --out folder.")
+        raise ConfigError(f"--out must be given; got none. Type for example: segcal study run {source} --out folder.")
     return open_study(read_study(source, changes=changes), out, data=data)
 
 
@@ -223,7 +237,7 @@ def _show_results(shop: Workshop, found: Results) -> bool:
     for state in found.failures:
         say(f"{state.name} failed: {state.message}")
     if found.datasets:
-        say(f"the tables are in {shop.out / 'results'}, the report is {shop.out / 'report.html'}")
+        say(f"tables: {shop.out / 'results'}; report: {shop.out / 'report.html'}")
     return not found.remarks
 
 
@@ -253,8 +267,8 @@ def _show_plan(source: str, out: Path | None, data: Sequence[str], changes: Sequ
     whole = total(rows)
     unknown = f", {whole.unknown} of them of unknown cost" if whole.unknown else ""
     sentence = (
-        f"{counted(whole.runs, 'run')}{unknown}: about {whole.hours:.1f} GPU hours at {tflops:g} TFLOP/s kept up. This "
-        "is arithmetic, not a measurement; say with --tflops what your GPU does."
+        f"{counted(whole.runs, 'run')}{unknown}: about {whole.hours:.1f} GPU hours at a sustained {tflops:g} TFLOP/s. "
+        "This is an estimate, not a measurement; set the speed of your GPU with --tflops."
     )
     show_tables([table], [sentence, *(f"{name}: {what}" for name, what in plan.missing.items())])
     return plan

@@ -1,4 +1,4 @@
-"""The verbs that train a network and put it to work: train, predict."""
+"""The commands that train networks and predict with them: train, predict."""
 
 from __future__ import annotations
 
@@ -20,21 +20,28 @@ if TYPE_CHECKING:
 SHORT_H = 0.25  # of a training; for longer ones there is a remedy
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal train --dataset acdc --data-root data/ACDC --method soft-ace --out run")
 def train(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run; started again, it goes on there.")],
-    config: Annotated[Path | None, typer.Option(help="A run's .toml file.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="A dataset that `segcal datasets` lists.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the download.")] = None,
-    method: Annotated[str | None, typer.Option(help="dice-ce, ce, hard-ace, soft-ace or balanced.")] = None,
-    preset: Annotated[str, typer.Option(help="paper, or small: a network for two CPU cores.")] = "paper",
-    change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As loss.ace.weight=0.3; may be repeated.")
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run; an interrupted training resumes there.")],
+    config: Annotated[Path | None, typer.Option(help="Settings file, for example run.toml.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A dataset that `segcal datasets` lists, for example acdc.")
     ] = None,
-    prepared: Annotated[Path | None, typer.Option(help="Folder of prepared images, which runs share.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the dataset.")] = None,
+    method: Annotated[str | None, typer.Option(help="Loss: dice-ce, ce, hard-ace, soft-ace or balanced.")] = None,
+    preset: Annotated[str, typer.Option(help="Default settings: paper, or small for two CPU cores.")] = "paper",
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Changes a setting, for example loss.ace.weight=0.3; can be repeated."
+        ),
+    ] = None,
+    prepared: Annotated[Path | None, typer.Option(help="Folder of preprocessed images, which runs can share.")] = None,
 ) -> None:
-    """Train a network with one of the paper's losses; under torchrun, on several GPUs or machines."""
-    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from its last checkpoint."):
+    """Train a network with one of the paper's losses. Use torchrun for several GPUs or machines."""
+    with refusing(
+        stopped=f"Finished work is kept in {out}. Run the same command again to resume from the last checkpoint."
+    ):
         from segcal.training import train as run_training
         from segcal.training.config import make_config
 
@@ -51,7 +58,7 @@ def train(
 
 
 def _say_cpu_time(config: RunConfig, preset: str) -> None:
-    """Where there is no GPU, about how long it takes, and what would be faster."""
+    """Without a GPU, print the expected duration and a faster alternative."""
     import torch
 
     from segcal.calibrators.cost import duration
@@ -61,42 +68,46 @@ def _say_cpu_time(config: RunConfig, preset: str) -> None:
     if torch.cuda.is_available():
         return
     opened = open_dataset(config.data.dataset, config.data.root)
-    say("there is no GPU: a few steps are tried first, to tell how long the training takes")
+    say("no GPU found: measuring a few steps to estimate the duration")
     hours = cpu_hours(config, opened)
-    about = "a time that cannot be told" if hours != hours else f"roughly {duration(3600 * hours)}"
-    say(f"the whole training takes {about} on this CPU, by a short trial of its speed")
+    about = "an unknown time" if hours != hours else f"roughly {duration(3600 * hours)}"
+    say(f"the training takes {about} on this CPU")
     if preset != "small" and not hours < SHORT_H:
-        say("--preset small trains a network for two CPU cores instead")
+        say("for a smaller network, add --preset small")
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal predict run --split validation --out maps")
 def predict(
     run: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN [RUN...]", help="Folder of a run, or a checkpoint in it; of several, the mean."),
+        typer.Argument(
+            metavar="RUN [RUN...]",
+            help="Folder of a run, or a checkpoint such as RUN/last.pt; several runs are averaged.",
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for maps, or for the results of --evaluate.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the maps, or for the results of --evaluate.")],
     mean: Mean = "probabilities",
     flips: Annotated[
-        bool, typer.Option("--flips", help="Mean over mirror images of the image, too: eight times the work.")
+        bool,
+        typer.Option("--flips", help="Test-time augmentation: averages over mirrored images; eight times the work."),
     ] = False,
-    data: Annotated[Path | None, typer.Option(help="Where the run's dataset lies now, if it has moved.")] = None,
-    images: Annotated[Path | None, typer.Option(help="Predict this folder of images instead.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the dataset, if it has moved.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Predicts this folder of images instead of the dataset.")] = None,
     side: Annotated[
         Literal["train", "validation", "test", "all"] | None,
-        typer.Option("--split", help="Side of the run's split; test if not given."),
+        typer.Option("--split", help="Part of the split to predict. Default: test."),
     ] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Measure on the spot; store no map.")] = False,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Measures the predictions; stores no map.")] = False,
     calibrator: Calibrator = None,
     dask: Dask = None,
-    logits: Annotated[bool, typer.Option("--logits", help="Write logits instead of probabilities.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Writes logits instead of probabilities.")] = False,
     dtype: Dtype = None,
 ) -> None:
-    """Predict probability maps on the grid of the images, or evaluate them without storing any.
+    """Predict probability maps on the grid of the images, or evaluate without storing maps.
 
-    Several runs, or checkpoints as RUN/last.pt, are members of an ensemble.
+    Several runs or checkpoints form an ensemble.
     """
-    kept = f"What is done is kept in {out}: the same command goes on from there."
+    kept = f"Finished work is kept in {out}. Run the same command again to resume."
     with refusing(stopped=kept):
         from segcal.calibrators import load_calibrator
         from segcal.errors import ConfigError
@@ -104,13 +115,17 @@ def predict(
         from segcal.training.ensemble import load_ensemble
 
         if dask and not evaluate:
-            raise ConfigError("--dask must come with --evaluate.")
+            raise ConfigError("--dask must be used with --evaluate; got --dask alone. Add --evaluate or remove --dask.")
         if evaluate and (images or logits or dtype):
-            raise ConfigError("--evaluate must go without --images, which have no labels, --logits and --dtype.")
+            raise ConfigError(
+                "--evaluate must not be used with --images, --logits or --dtype; got one of them. Remove one option."
+            )
         if images and (side or data):
-            raise ConfigError("--images must go without --split and --data: they are the images to predict.")
+            raise ConfigError("--images must not be used with --split or --data; got one of them. Remove one option.")
         if mean != "probabilities" and len(run) == 1 and not flips:
-            raise ConfigError("--mean must come with several runs or with --flips; there is nothing to take it of.")
+            raise ConfigError(
+                "--mean must be used with several runs or --flips; got one run. Add runs or remove --mean."
+            )
         found: runs.Predictor
         if len(run) > 1 or flips:
             found = load_ensemble(run, mean=mean, flips=flips, root=data, with_data=images is None)
