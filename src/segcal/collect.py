@@ -122,11 +122,12 @@ def read_voxels(
     if inputs.ndim < 3:
         raise ShapeError(
             f"logits or probabilities must have the axes (case, class, space, ...); got {tuple(inputs.shape)}."
+            " Add the missing axes."
         )
     cases, classes, *space = inputs.shape
     voxels = math.prod(space)
     if classes == 0:
-        raise ShapeError(f"there must be at least one class; got {tuple(inputs.shape)}.")
+        raise ShapeError(f"there must be at least one class; got {tuple(inputs.shape)}. Check the class axis.")
     per_class = _per_class(inputs, labels)
     check_ignored(ignore_index)
     if ignore_index is not None:
@@ -142,6 +143,7 @@ def read_voxels(
             raise ShapeError(
                 f"mask must be (case, ...) or (case, 1, ...) on the same grid; got {tuple(mask.shape)} for "
                 f"{tuple(inputs.shape)}."
+                " Reshape or resample the mask."
             )
         mask = (mask != 0).reshape(cases, voxels)
     if ignore_index is not None:
@@ -157,6 +159,7 @@ def _need_values(inputs: Tensor, labels: Tensor) -> None:
         raise ShapeError(
             f"labels must be on the device of logits or probabilities, which is {inputs.device}; they are on "
             f"{labels.device}."
+            " Move them to the same device."
         )
     if getattr(torch.compiler, "is_exporting", bool)():
         raise ConfigError("a loss or its sums cannot be exported; give torch.export the network alone.")
@@ -173,7 +176,10 @@ def sums_of(
     """Bin statistics (where a binning asks for them) and class sums, with gradients to the inputs."""
     chosen = pick_backend(voxels.inputs, backend)
     if voxels.inputs.device.type == "meta":
-        raise ShapeError("logits or probabilities must hold values; these are on the meta device, which has none.")
+        raise ShapeError(
+            "logits or probabilities must hold values; these are on the meta device, which has none."
+            " Move them to a real device."
+        )
     kind = binning or Binning(1)
     bins = 0 if binning is None else binning.bins
     # Without a gradient the function does as well as the operator, whose first use imports the compiler for seconds.
@@ -265,5 +271,5 @@ def _label_dtype(labels: Tensor) -> Tensor:
     if labels.is_floating_point():
         return labels.float()
     if labels.is_complex():
-        raise LabelError(f"labels must be real numbers; got {labels.dtype}.")
+        raise LabelError(f"labels must be real numbers; got {labels.dtype}. Convert them to integers.")
     return labels.to(torch.int16 if labels.dtype == torch.int8 else torch.int64)

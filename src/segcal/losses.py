@@ -287,7 +287,9 @@ def _over_scales(
     if not isinstance(logits, (list, tuple)):
         return loss(plain("logits", cast(Tensor, logits)), labels, mask)
     if not logits:
-        raise ShapeError("deep supervision needs at least one output; got an empty list of logits.")
+        raise ShapeError(
+            "deep supervision needs at least one output; got an empty list of logits. Pass at least one output."
+        )
     total = None
     for level, output in enumerate(logits):
         size = plain("logits", output).shape[2:]
@@ -312,7 +314,9 @@ def _shrink(labels: Tensor, size: Sequence[int]) -> Tensor:
 def _need_cases(voxels: Voxels) -> Voxels:
     """The same; ShapeError for an empty batch, whose mean loss would be NaN."""
     if not voxels.inputs.shape[0]:
-        raise ShapeError(f"a batch must have at least one case; got logits {tuple(voxels.inputs.shape)}.")
+        raise ShapeError(
+            f"a batch must have at least one case; got logits {tuple(voxels.inputs.shape)}. Skip empty batches."
+        )
     return voxels
 
 
@@ -337,5 +341,6 @@ def _fitting(weights: Tensor, per_class: Tensor) -> Tensor:
     if len(weights) != per_class.shape[1]:
         raise ShapeError(
             f"class_weights must have one entry per class of the logits; got {len(weights)} for {per_class.shape[1]}."
+            " Give one weight per class."
         )
     return weights.to(per_class)

@@ -36,7 +36,10 @@ class ClassSums:
     def __post_init__(self) -> None:
         shapes = {name: tuple(getattr(self, name).shape) for name in self.names()}
         if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
-            raise ShapeError(f"the sums must share one shape (case, class); got {shapes}.")
+            raise ShapeError(
+                f"the sums must share one shape (case, class); got {shapes}."
+                " Build them from the same cases and classes."
+            )
 
     def __add__(self, other: Self) -> Self:
         """Sums over the voxels of both; case i is added to case i."""

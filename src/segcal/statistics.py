@@ -57,9 +57,15 @@ class BinStatistics:
         shape = self.count.shape
         if len(shape) != 3 or any(getattr(self, name).shape != shape for name in SUMS):
             came = ", ".join(f"{name} {tuple(getattr(self, name).shape)}" for name in SUMS)
-            raise ShapeError(f"the three sums must share one shape (case, class, bin); got {came}.")
+            raise ShapeError(
+                f"the three sums must share one shape (case, class, bin); got {came}."
+                " Build them from the same cases and classes."
+            )
         if shape[2] != self.binning.bins:
-            raise ShapeError(f"the sums must have one entry per bin; got {shape[2]} for {self.binning.bins} bins.")
+            raise ShapeError(
+                f"the sums must have one entry per bin; got {shape[2]} for {self.binning.bins} bins."
+                " Use the binning of the sums."
+            )
 
     @property
     def cases(self) -> int:
@@ -124,11 +130,14 @@ class BinStatistics:
         """
         parts = list(parts)
         if not parts:
-            raise ShapeError("there must be at least one part to concatenate; got none.")
+            raise ShapeError("there must be at least one part to concatenate; got none. Pass at least one part.")
         for other in parts[1:]:
             parts[0]._check_partner(other)
             if other.classes != parts[0].classes:
-                raise ShapeError(f"parts must have the same classes; got {parts[0].classes} and {other.classes}.")
+                raise ShapeError(
+                    f"parts must have the same classes; got {parts[0].classes} and {other.classes}."
+                    " Select the same classes first."
+                )
         return parts[0]._map(lambda name: torch.cat([getattr(part, name) for part in parts]))
 
     def pool(self, axis: Literal["case", "class"]) -> BinStatistics:
@@ -201,7 +210,9 @@ class BinStatistics:
             count, confidence_sum, label_sum = (torch.from_numpy(arrays[name].astype(np.float64)) for name in SUMS)
             return BinStatistics(count, confidence_sum, label_sum, Binning(**header["binning"]))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise SegcalError(f"{path} must hold three sums and their binning; {error}.") from error
+            raise SegcalError(
+                f"{path} must hold three sums and their binning; {error}. Save the statistics again."
+            ) from error
 
     def _check_partner(self, other: BinStatistics) -> None:
         if other.binning == self.binning:
@@ -218,13 +229,20 @@ class BinStatistics:
         index = torch.arange(length) if wanted is None else torch.as_tensor(wanted)
         if index.dtype == torch.bool:
             if index.shape != (length,):
-                raise ShapeError(f"a boolean choice must have one entry per {word} ({length}); got {len(index)}.")
+                raise ShapeError(
+                    f"a boolean choice must have one entry per {word} ({length}); got {len(index)}."
+                    " Pass one entry for each."
+                )
             index = index.nonzero().flatten()
         if index.ndim != 1:
-            raise ShapeError(f"{word} indices must be a list of whole numbers; got {wanted!r}.")
+            raise ShapeError(
+                f"{word} indices must be a list of whole numbers; got {wanted!r}. Pass a list of integers."
+            )
         index = index.long()
         if index.numel() and not -length <= int(index.min()) <= int(index.max()) < length:
-            raise ShapeError(f"{word} indices must lie in 0..{length - 1}; got {index.tolist()}.")
+            raise ShapeError(
+                f"{word} indices must lie in 0..{length - 1}; got {index.tolist()}. Use an index in this range."
+            )
         return torch.where(index < 0, index + length, index).to(self._device)
 
     @property

@@ -68,7 +68,9 @@ def stay_outside(out: Path, source: Path, what: str) -> None:
     """Refuse to write into a folder of inputs, or beside an input that is a file."""
     root = (source if source.is_dir() else source.parent).resolve()
     if out.resolve() == root or (source.is_dir() and out.resolve().is_relative_to(root)):
-        raise ConfigError(f"--out must lie outside of the {what}, which stay as they are; got {out} in {root}.")
+        raise ConfigError(
+            f"--out must lie outside of the {what}, which stay as they are; got {out} in {root}. Choose another folder."
+        )
 
 
 @contextmanager
@@ -306,7 +308,9 @@ def _read(
                 return header, arrays(content)
         except Exception as error:  # numpy, zipfile and zlib raise a dozen kinds for a damaged file
             reason = str(error).split(". ")[0].rstrip(".") or type(error).__name__  # numpy goes on to advise unpickling
-            raise SegcalError(f"{path} must be a file of the format {kinds[0]!r}; {reason}.") from error
+            raise SegcalError(
+                f"{path} must be a file of the format {kinds[0]!r}; {reason}. Create the file again."
+            ) from error
 
 
 def _text(array: np.ndarray[Any, Any]) -> str:

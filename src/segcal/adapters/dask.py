@@ -77,11 +77,16 @@ class DaskCluster:
         """Workers must be there and have this segcal."""
         versions = self.client.run(_version)
         if not versions:
-            raise ConfigError(f"the Dask cluster at {self._address} must have workers; it has none.")
+            raise ConfigError(
+                f"the Dask cluster at {self._address} must have workers; it has none. Start workers with `dask worker`."
+            )
         for worker, version in versions.items():
             if version != segcal.__version__:
                 came = f"segcal {version}" if version else "no segcal"
-                raise ConfigError(f"every Dask worker must have segcal {segcal.__version__}; {worker} has {came}.")
+                raise ConfigError(
+                    f"every Dask worker must have segcal {segcal.__version__}; {worker} has {came}."
+                    " Install the same version on every worker."
+                )
 
     @property
     def _address(self) -> str:
@@ -94,6 +99,7 @@ def _connected(address: str, timeout_s: float) -> Client:
     except (OSError, ValueError) as error:
         raise SegcalError(
             f"a Dask scheduler must answer at {address}, as tcp://HOST:8786, within {timeout_s:g} s; {error}."
+            " Start the scheduler or correct the address."
         ) from error
 
 

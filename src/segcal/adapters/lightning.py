@@ -159,6 +159,7 @@ class CalibrationMonitor(Callback):
             raise ShapeError(
                 f"class_names must have one name per class, the background's included; got {len(self.class_names)} for "
                 f"{classes} classes."
+                " Name every class."
             )
 
     def _finish(self, trainer: Trainer, module: LightningModule, prefix: str) -> None:
@@ -198,7 +199,10 @@ def _names(given: Any, cases: int, processes: int) -> list[Hashable] | None:
         return None
     names = given.tolist() if isinstance(given, Tensor) else list(given)
     if len(names) != cases:
-        raise ShapeError(f"'cases' must have one name for each case of the batch ({cases}); got {len(names)}.")
+        raise ShapeError(
+            f"'cases' must have one name for each case of the batch ({cases}); got {len(names)}."
+            " Return one name per case."
+        )
     return names
 
 

@@ -77,6 +77,7 @@ class _L1ACELoss(_Loss):
             raise ShapeError(
                 f"the target must be {'B1' if self.to_onehot_y else 'BN'}HW[D] with to_onehot_y={self.to_onehot_y}; "
                 f"got {tuple(target.shape)} for an input of {tuple(input.shape)}."
+                " Check the order of axes and to_onehot_y."
             )
         loss = self._one_channel if channels == 1 else self._by_class
         errors: Tensor = loss(input if self.other_act is None else self.other_act(input), target)
@@ -87,6 +88,7 @@ class _L1ACELoss(_Loss):
                 raise ShapeError(
                     f"weight must have one entry per class counted (without the background, if that is off); "
                     f"got {len(self.weight)} for {errors.shape[1]}."
+                    " Give one weight per counted class."
                 )
             errors = errors * self.weight.to(errors)
         if self.reduction == "none":

@@ -139,7 +139,7 @@ def _write_folder(out: Path, files: Mapping[str, bytes | memoryview]) -> None:
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError):
-            raise FileError(f"{out} cannot be written: {error.strerror or error}.") from error
+            raise FileError(f"{out} cannot be written: {error.strerror or error}. Choose another folder.") from error
         raise
 
 

@@ -61,7 +61,7 @@ def audit_predictions(
     for source, what in ((sources.predictions, "predictions"), (sources.labels, "labels")):
         stay_outside(out, source, what)
     if sources.images is not None and not sources.images.is_dir():
-        raise ConfigError(f"images must be a folder; {sources.images} is none.")
+        raise ConfigError(f"images must be a folder; {sources.images} is none. Check the path.")
     meant, pairing = open_cohort(sources.predictions, sources.labels, sources.options, bins=BINS)
     who = patients_of([files.name for files in pairing.cases], patients)
     for sentence in sources.found:

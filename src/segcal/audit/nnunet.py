@@ -106,7 +106,7 @@ def _folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError as error:
-        raise ConfigError(f"{folder} must be a folder that can be read; {error}.") from error
+        raise ConfigError(f"{folder} must be a folder that can be read; {error}. Check its permissions.") from error
 
 
 def _check_maps(model: Model) -> str:

@@ -60,7 +60,9 @@ class Ahead:
                 each, number = folds[i]
                 text = told_of(each, number, len(groups))
                 if isinstance(came, BaseException):
-                    raise SegcalError(f"{text}: the process died; it may need more memory than there is.")
+                    raise SegcalError(
+                        f"{text}: the process died; it may need more memory than there is. Use fewer --workers."
+                    )
                 self.steps.others(FIT_STEPS + len(each.strengths) * len(groups[number]), text)
 
 

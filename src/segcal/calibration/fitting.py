@@ -120,7 +120,7 @@ def fit_calibrator(
     )  # fmt: skip
     out = Path(out)
     if out.is_dir():
-        raise ConfigError(f"--out must be a file, as calibrator.json; {out} is a folder.")
+        raise ConfigError(f"--out must be a file, as calibrator.json; {out} is a folder. Give a file name.")
     make_folder(out.parent)
     with locked(out.with_name(f".{out.name}.lock"), out):
         parts = Parts(out.with_name(f".{out.name}.parts"), None if measured is None else Path(measured) / PARTS)

@@ -99,6 +99,7 @@ class Fits:
         if not rest:
             raise ConfigError(
                 "cross-validation needs readable cases of at least 2 patients; those of the others failed."
+                " Check the failed files."
             )
         fitted_on = [self.keys[names[i]] for i in rest]
         key = key_of(__version__, self.blank.method, self.blank.settings(), list(self.keys.values()), fitted_on)

@@ -103,7 +103,9 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
         return make_calibrator(content["method"], **content["settings"]).restore(content)
     except OSError as error:
-        raise FileError(f"{path} must be a calibrator; {error.strerror or error}.") from error
+        raise FileError(f"{path} must be a calibrator; {error.strerror or error}. Check the path.") from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         reason = f"it lacks {error}" if isinstance(error, LookupError) else str(error).rstrip(".")
-        raise SegcalError(f"{path} must be a calibrator that segcal wrote; {reason}.") from error
+        raise SegcalError(
+            f"{path} must be a calibrator that segcal wrote; {reason}. Fit it again with `segcal calibrate fit`."
+        ) from error

@@ -109,7 +109,7 @@ class Drawing:
             found.append(self._thin(part, most * part.voxels / total, random))
             seen += part.voxels
         if not found:
-            raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none.")
+            raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none. Remove the case.")
         parts = zip(*found, strict=True)
         return [Box(*(None if part[0] is None else torch.cat(part, -1) for part in parts))], seen  # type: ignore[arg-type]
 
@@ -117,12 +117,13 @@ class Drawing:
         """A case or a part of it, if it can be learned from."""
         flat, truth = flatten(logits, labels, self.activation)
         if not flat.shape[1]:
-            raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none.")
+            raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none. Remove the case.")
         need_finite(flat)
         if self.image and (image is None or image.shape[1:] != logits.shape[1:]):
             raise ShapeError(
                 f"image=True needs cases (logits, labels, image), the image (channel, ...) on the grid of the logits; "
                 f"case {place} has {'none' if image is None else tuple(image.shape)}."
+                " Pass the image of each case."
             )
         seen = standardised(image.detach().float()) if image is not None and self.image else None
         truth = truth.reshape(*truth.shape[:-1], *logits.shape[1:]).to(torch.uint8)

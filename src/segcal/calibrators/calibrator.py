@@ -232,6 +232,7 @@ class Calibrator(ABC):
             raise ShapeError(
                 f"logits must have the {self.classes} classes of the calibrator on their first axis; got "
                 f"{tuple(logits.shape)}."
+                " Use the calibrator of these classes."
             )
 
     def to_json(self) -> str:

@@ -295,7 +295,10 @@ class LocalTemperature(Calibrator):
     def _smoothed(self, logits: Tensor) -> Tensor:
         """Logits (class, ...) with what comes from the neighbours."""
         if self.spatial and logits.ndim - 1 != self.axes:
-            raise ShapeError(f"logits must have {self.axes} axes of space, as in the fit; got {tuple(logits.shape)}.")
+            raise ShapeError(
+                f"logits must have {self.axes} axes of space, as in the fit; got {tuple(logits.shape)}."
+                " Use logits with the axes of the fit."
+            )
         if self.shares is None:
             return logits
         return smooth_volume(logits, self.shares, self.activation)
@@ -304,7 +307,10 @@ class LocalTemperature(Calibrator):
         assert self.network is not None  # it is fitted
         if self.image and (image is None or image.shape != (self.channels, *logits.shape[1:])):
             came = "none" if image is None else str(tuple(image.shape))
-            raise ShapeError(f"the calibrator needs an image of {self.channels} channels on the grid; got {came}.")
+            raise ShapeError(
+                f"the calibrator needs an image of {self.channels} channels on the grid; got {came}."
+                " Pass the image with the same channels."
+            )
         seen = standardised(image.float()) if self.image and image is not None else None
         with torch.no_grad():
             return self._logarithm(self.network, logits, seen).exp().to(logits)

@@ -68,6 +68,7 @@ def minimise(
             if passes == most_passes:
                 raise SegcalError(
                     f"the fit must settle within {most_passes} passes; the gradient is still {slope:.2g}."
+                    " Add cases or use fewer parameters, such as 'temperature'."
                 )
             following = evaluate(trial)
             passes += 1

@@ -42,26 +42,34 @@ class Piece(NamedTuple):
 def check_stream(cases: CaseStream) -> int:
     """The number of cases; refuses what can be gone through only once."""
     if iter(cases) is cases:
-        raise ConfigError("cases must be a list, or another object that can be iterated again; got an iterator.")
+        raise ConfigError(
+            "cases must be a list, or another object that can be iterated again; got an iterator. Pass a list."
+        )
     number = len(cases) if isinstance(cases, Sized) else sum(1 for _ in cases)
     if not number:
-        raise ConfigError("there must be cases to fit a calibrator on; got none.")
+        raise ConfigError("there must be cases to fit a calibrator on; got none. Pass at least one case.")
     return number
 
 
 def need_finite(logits: Tensor) -> None:
     # Of finite numbers the sum nearly always is, and is found much sooner than each of them is looked at.
     if not bool(logits.sum().isfinite()) and not bool(logits.isfinite().all()):
-        raise RangeError("logits must be finite numbers to fit a calibrator; they hold NaN or infinity.")
+        raise RangeError(
+            "logits must be finite numbers to fit a calibrator; they hold NaN or infinity."
+            " Check the network for overflow."
+        )
 
 
 def need_same_classes(first: int, classes: int, case: int) -> None:
     if classes != first:
-        raise ShapeError(f"every case must have {first} classes, as the first has; case {case} has {classes}.")
+        raise ShapeError(
+            f"every case must have {first} classes, as the first has; case {case} has {classes}."
+            " Use cases of one network."
+        )
 
 
 def no_voxels() -> ConfigError:
-    return ConfigError("there must be voxels to fit a calibrator on; the cases have none.")
+    return ConfigError("there must be voxels to fit a calibrator on; the cases have none. Add cases with voxels.")
 
 
 def flat_labels(labels: Tensor, logits: Tensor) -> Tensor:
@@ -113,14 +121,20 @@ def flatten(logits: Tensor, labels: Tensor, activation: str) -> tuple[Tensor, Te
     elif truth.shape == logits.shape:
         truth = truth.flatten(1)
     else:
-        raise ShapeError(f"labels must lie on the grid of the logits {tuple(logits.shape)}; got {tuple(labels.shape)}.")
+        raise ShapeError(
+            f"labels must lie on the grid of the logits {tuple(logits.shape)}; got {tuple(labels.shape)}."
+            " Resample the labels to the grid of the logits."
+        )
     if activation == "sigmoid":
         if truth.ndim == 1:
             if classes != 1:
-                raise ShapeError(f"labels must have a channel for each of {classes} classes that overlap; got one map.")
+                raise ShapeError(
+                    f"labels must have a channel for each of {classes} classes that overlap; got one map."
+                    " Pass one channel per class."
+                )
             truth = truth[None]
         if voxels and not bool(((truth == 0) | (truth == 1)).all()):
-            raise LabelError("labels of classes that overlap must be 0 or 1.")
+            raise LabelError("labels of classes that overlap must be 0 or 1. Check the labels.")
         return flat, truth.double()
     if truth.ndim != 1:
         raise ShapeError("labels must be one map of class indices; got one for each class. Use activation='sigmoid'.")
@@ -131,7 +145,9 @@ def flatten(logits: Tensor, labels: Tensor, activation: str) -> tuple[Tensor, Te
         least, most = int(truth.min()), int(truth.max())
         if not 0 <= least <= most < classes:
             wrong = least if least < 0 else most
-            raise LabelError(f"labels must be classes from 0 to {classes - 1}; one is {wrong}.")
+            raise LabelError(
+                f"labels must be classes from 0 to {classes - 1}; one is {wrong}. Check the labels or set ignore_index."
+            )
     return flat, truth
 
 

@@ -31,7 +31,7 @@ def flat(evaluations: Mapping[str, Evaluation | Sequence[Evaluation]]) -> list[P
     for method, given in evaluations.items():
         seeds = [given] if isinstance(given, Evaluation) else list(given)
         if not seeds:
-            raise ConfigError(f"every method must have at least one evaluation; {method} has none.")
+            raise ConfigError(f"every method must have at least one evaluation; {method} has none. Add one.")
         for i, seed in enumerate(seeds, 1):
             parts.append(Part(method, method if len(seeds) == 1 else f"{method} (seed {i} of {len(seeds)})", seed))
     return parts
@@ -42,7 +42,7 @@ def match(
 ) -> tuple[list[Part], dict[str, tuple[str, ...]]]:
     """The parts cut to the cases that all have, in one order; and which methods lack the others."""
     if not parts:
-        raise ConfigError("there must be at least one evaluation; got none.")
+        raise ConfigError("there must be at least one evaluation; got none. Give at least one.")
     if not background:
         parts = [part._replace(evaluation=part.evaluation.foreground()) for part in parts]
     if bins is not None:
@@ -66,6 +66,7 @@ def match(
     if not everywhere:
         raise ConfigError(
             f"evaluations must share cases; {', '.join(part.told for part in parts)} have none in common."
+            " Evaluate the same cases."
         )
     order = [case for case in first.cases if case in everywhere]
     matched = [part._replace(evaluation=_in_order(part.evaluation, order, first.classes)) for part in parts]
@@ -89,4 +90,5 @@ def _check_labels(matched: Sequence[Part]) -> None:
             raise ConfigError(
                 f"methods must be evaluated against the same labels; case {first.cases[case]!r} has {expected} voxels "
                 f"of {first.classes[column]} in {baseline} and {came} in {name}."
+                " Evaluate with the same labels."
             )

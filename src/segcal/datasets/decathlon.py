@@ -64,7 +64,7 @@ def _labelled(root: Path, content: dict[str, Any]) -> tuple[tuple[DataCase, ...]
         if not (isinstance(entry, dict) and all(map(_is_path, (entry.get("image"), *drawn)))):
             raise FileError(
                 f"{root / 'dataset.json'}: training must list an image and a label each, or the labels of several "
-                f"raters; got {entry!r}."
+                f"raters; got {entry!r}. Correct the file."
             )
         image, (label, *others) = root / entry["image"], [root / path for path in drawn]
         name = _stem(image)
@@ -99,7 +99,7 @@ def _fault(root: Path, *paths: Path) -> Problem | None:
 def _listed(root: Path, content: dict[str, Any], key: str) -> list[Any]:
     entries = content.get(key, [])
     if not isinstance(entries, list):
-        raise FileError(f"{root / 'dataset.json'}: {key} must be a list of files; got {entries!r}.")
+        raise FileError(f"{root / 'dataset.json'}: {key} must be a list of files; got {entries!r}. Correct the file.")
     return entries
 
 

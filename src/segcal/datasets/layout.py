@@ -35,7 +35,9 @@ def find_root(root: Path, fits: Callable[[Path], bool], *, layout: str, parts: S
 
 def wrong_layout(root: Path, layout: str) -> FileError:
     """What to raise where a folder does not have the layout."""
-    return FileError(f"{root} must have the layout {layout}; {_found(root)}.")
+    return FileError(
+        f"{root} must have the layout {layout}; {_found(root)}. Download the dataset again or correct the path."
+    )
 
 
 def _found(root: Path) -> str:
@@ -53,7 +55,7 @@ def visible(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise FileError(f"{folder} must be a folder that can be read; {error}.") from error
+        raise FileError(f"{folder} must be a folder that can be read; {error}. Check its permissions.") from error
 
 
 def nifti_files(folder: Path) -> dict[str, Path]:
@@ -99,9 +101,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise FileError(f"{path} must be a JSON file that can be read; {error}.") from error
+        raise FileError(f"{path} must be a JSON file that can be read; {error}. Correct the file.") from error
     if not isinstance(content, dict):
-        raise FileError(f"{path} must hold a JSON object; it holds {type(content).__name__}.")
+        raise FileError(f"{path} must hold a JSON object; it holds {type(content).__name__}. Correct the file.")
     return content
 
 
@@ -109,5 +111,7 @@ def channel_names(path: Path, content: dict[str, Any], *keys: str) -> tuple[str,
     """Names in the order of the channels, from {"0": "FLAIR", "1": "T1w"} under the first of the keys that is there."""
     names = next((content[key] for key in keys if key in content), None)
     if not isinstance(names, dict) or not names or {str(key) for key in names} != set(map(str, range(len(names)))):
-        raise FileError(f"{path}: {keys[0]} must name the channels from 0 on, as {{'0': 'MRI'}}; got {names!r}.")
+        raise FileError(
+            f"{path}: {keys[0]} must name the channels from 0 on, as {{'0': 'MRI'}}; got {names!r}. Correct the file."
+        )
     return tuple(str(names[str(number)]) for number in range(len(names)))

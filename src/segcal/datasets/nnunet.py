@@ -86,7 +86,9 @@ def _classes(path: Path, labels: Any) -> tuple[tuple[str, ...], tuple[int, ...],
     values and names exchanged, {"0": "background"}.
     """
     if not isinstance(labels, dict) or not labels:
-        raise FileError(f"{path}: labels must give each class its value, as {{'background': 0}}; got {labels!r}.")
+        raise FileError(
+            f"{path}: labels must give each class its value, as {{'background': 0}}; got {labels!r}. Correct the file."
+        )
     if all(is_value(key) and isinstance(name, str) for key, name in labels.items()):
         named = names_by_value(path, ((int(value), name) for value, name in labels.items()))
         labels = {name: value for value, name in named.items()}
@@ -94,7 +96,9 @@ def _classes(path: Path, labels: Any) -> tuple[tuple[str, ...], tuple[int, ...],
         raise ConfigError(f"{path}: labels must not contain 'ignore': training cannot leave voxels out yet.")
     members = label_members(labels)
     if members is None:
-        raise FileError(f"{path}: labels must be whole numbers, or lists of them for regions; got {labels!r}.")
+        raise FileError(
+            f"{path}: labels must be whole numbers, or lists of them for regions; got {labels!r}. Correct the file."
+        )
     values = tuple(sorted({0, *(one for value in members.values() for one in value)}))
     single = {value[0]: name for name, value in members.items() if len(value) == 1}
     if all(len(value) == 1 for value in members.values()):

@@ -87,7 +87,7 @@ def read_split(path: str | os.PathLike[str], dataset: Dataset) -> Split:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} must be a split file that can be read; {error}.") from error
+        raise ConfigError(f"{path} must be a split file that can be read; {error}. Check the path.") from error
     patient_of = {case.name: case.patient for case in dataset.cases}
     cases_of: dict[str, list[str]] = {}
     for case in dataset.cases:
@@ -102,10 +102,16 @@ def read_split(path: str | os.PathLike[str], dataset: Dataset) -> Split:
         patient = patient_of.get(name, name)
         known, line = side_of.setdefault(patient, (side, number))
         if known != side:
-            raise ConfigError(f"{where}: patient {patient} must be on one side; line {line} has {known}, this {side}.")
+            raise ConfigError(
+                f"{where}: patient {patient} must be on one side; line {line} has {known}, this {side}."
+                " Correct the file."
+            )
         for one in [name] if name in patient_of else cases_of[name]:
             if one in line_of:
-                raise ConfigError(f"{where}: case {one} must be named once; line {line_of[one]} names it too.")
+                raise ConfigError(
+                    f"{where}: case {one} must be named once; line {line_of[one]} names it too."
+                    " Remove one of the lines."
+                )
             line_of[one] = number
             sides[side].append(one)
     return _split_of(path, sides, dataset)
@@ -114,7 +120,9 @@ def read_split(path: str | os.PathLike[str], dataset: Dataset) -> Split:
 def _split_of(path: Path, sides: dict[str, list[str]], dataset: Dataset) -> Split:
     used = sum(len(names) for names in sides.values())
     if not used:
-        raise ConfigError(f"{path} must name at least one case, as in 'train {dataset.cases[0].name}'; it names none.")
+        raise ConfigError(
+            f"{path} must name at least one case, as in 'train {dataset.cases[0].name}'; it names none. Add lines."
+        )
     left_out = len(dataset.cases) - used
     note = f"The split file leaves out {left_out} of {len(dataset.cases)} cases." if left_out else ""
     train, validation, test = (tuple(sorted(sides[side])) for side in SIDES)
@@ -130,6 +138,7 @@ def _lines(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
         if len(words) != 2 or words[0] not in SIDES:
             raise ConfigError(
                 f"{path}, line {number}: a line must be one of {', '.join(SIDES)} and a case; got {line.strip()!r}."
+                " Correct the line."
             )
         yield number, words[0], words[1]
 

@@ -68,9 +68,13 @@ class EvaluationAccumulator:
             raise ShapeError(
                 f"predictions must be (case, class, ...) and labels (case, ...) of the same cases; got "
                 f"{tuple(predictions.shape)} and {tuple(labels.shape)}."
+                " Check the order of axes."
             )
         if isinstance(cases, str) or len(cases) != len(predictions):
-            raise ShapeError(f"cases must be a list with a name for each of {len(predictions)} cases; got {cases!r}.")
+            raise ShapeError(
+                f"cases must be a list with a name for each of {len(predictions)} cases; got {cases!r}."
+                " Pass one name per case."
+            )
         for name, values, truth in zip(cases, predictions, labels, strict=True):
             self._add(str(name), self._measure(str(name), values, truth))
 
@@ -83,6 +87,7 @@ class EvaluationAccumulator:
         else:
             raise ShapeError(
                 f"{name}: labels must have the shape {tuple(space)} of the predictions; got {tuple(truth.shape)}."
+                " Resample the labels to the predictions."
             )
         try:
             slab = measure_voxels(values.detach().float().cpu().numpy().reshape(len(values), -1), voxels, self._options)
@@ -144,7 +149,9 @@ def _class_indices(name: str, labels: Tensor) -> NDArray[Any]:
         return np.asarray(values)
     whole = values.astype(np.int64)
     if not np.array_equal(whole, values):
-        raise LabelError(f"{name}: labels must be whole numbers, one of the classes each; some are fractions.")
+        raise LabelError(
+            f"{name}: labels must be whole numbers, one of the classes each; some are fractions. Pass class indices."
+        )
     return whole
 
 

@@ -31,7 +31,7 @@ def loaded(path: str, fingerprint: str | None) -> Calibrator:
     """The calibrator of a file, read once in a process; it must be the one of the fingerprint."""
     calibrator = load_calibrator(path)
     if fingerprint != calibrator.fingerprint:
-        raise FileError(f"{path} must stay the same while it is used; it has changed since.")
+        raise FileError(f"{path} must stay the same while it is used; it has changed since. Run the command again.")
     return calibrator
 
 

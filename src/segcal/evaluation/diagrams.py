@@ -74,7 +74,10 @@ def reliabilities(
     together = [stats.pool("class") for stats in several]
     for stats in several:
         if patients is not None and len(patients) != stats.cases:
-            raise ShapeError(f"patients must name one patient per case ({stats.cases}); got {len(patients)}.")
+            raise ShapeError(
+                f"patients must name one patient per case ({stats.cases}); got {len(patients)}."
+                " Pass one patient per case."
+            )
     if patients is None or len(set(patients)) < FEWEST_PATIENTS:
         return [_diagram(stats, level) for stats in together]
     drawn: list[list[Tensor]] = [[] for _ in together]

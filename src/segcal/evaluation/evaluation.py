@@ -108,7 +108,10 @@ class Evaluation:
         sums = self.statistics
         for name, came in (("statistics", (sums.cases, sums.classes)), ("overlap", self.overlap.true.shape)):
             if tuple(came) != shape:
-                raise ShapeError(f"{name} must be of {shape[0]} cases and {shape[1]} classes; got {tuple(came)}.")
+                raise ShapeError(
+                    f"{name} must be of {shape[0]} cases and {shape[1]} classes; got {tuple(came)}."
+                    " Build all sums from the same cases and classes."
+                )
         if len(set(self.cases)) != len(self.cases):
             raise ConfigError(f"case names must differ; {_twice(self.cases)} came more than once.")
         distinct("class names", self.classes)
@@ -164,7 +167,7 @@ class Evaluation:
         """
         parts = list(parts)
         if not parts:
-            raise ShapeError("there must be at least one evaluation to concatenate; got none.")
+            raise ShapeError("there must be at least one evaluation to concatenate; got none. Pass at least one.")
         first = parts[0]
         for part in parts[1:]:
             if (part.classes, part.bins) != (first.classes, first.bins):
@@ -376,7 +379,9 @@ class Evaluation:
                 label_counts=tensors.get("label_counts"),
             )
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError, SegcalError) as error:
-            raise SegcalError(f"{path} must hold the sums of an evaluation; {str(error).rstrip('.')}.") from error
+            raise SegcalError(
+                f"{path} must hold the sums of an evaluation; {str(error).rstrip('.')}. Run `segcal evaluate` again."
+            ) from error
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -477,5 +482,8 @@ def _named_path(source: str) -> tuple[str, Path]:
 
 def _existing(file: Path) -> Path:
     if not file.is_file():
-        raise FileError(f"an evaluation must be a folder with evaluation.npz, or an .npz file; {file} does not exist.")
+        raise FileError(
+            f"an evaluation must be a folder with evaluation.npz, or an .npz file; {file} does not exist."
+            " Run `segcal evaluate` first."
+        )
     return file

@@ -123,9 +123,14 @@ class FineStatistics(BinStatistics):
         try:
             found = torch.from_numpy(unpack(contents, classes, self.binning.bins))
         except ValueError as error:
-            raise SegcalError(f"an evaluation must hold the sums of its cases; {error}.") from error
+            raise SegcalError(
+                f"an evaluation must hold the sums of its cases; {error}. Run `segcal evaluate` again."
+            ) from error
         if found.numel() and not (found.min() >= 0 and found.max() < LARGEST):  # of NaN, neither holds
-            raise SegcalError("an evaluation must hold sums that are finite numbers of at least 0; some are not.")
+            raise SegcalError(
+                "an evaluation must hold sums that are finite numbers of at least 0; some are not."
+                " Run `segcal evaluate` again."
+            )
         made = BinStatistics(found[0], found[1], found[2], self.binning)
         return made if self.whole else made.select(classes=self.columns)
 

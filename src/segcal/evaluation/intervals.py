@@ -46,7 +46,7 @@ def patients_of(cases: Sequence[str], rule: str | None = None) -> tuple[str, ...
         known = _read_patients(Path(rule))
         missing = [case for case in cases if case not in known]
         if missing:
-            raise ConfigError(f"{rule} must name the patient of every case; {missing[0]!r} is not in it.")
+            raise ConfigError(f"{rule} must name the patient of every case; {missing[0]!r} is not in it. Add the case.")
         return tuple(known[case] for case in cases)
     try:
         pattern = re.compile(rule)
@@ -57,7 +57,10 @@ def patients_of(cases: Sequence[str], rule: str | None = None) -> tuple[str, ...
     matches = [pattern.search(case) for case in cases]
     for case, match in zip(cases, matches, strict=True):
         if match is None or match[1] is None:
-            raise ConfigError(f"the expression for patients must match every case; {rule!r} does not match {case!r}.")
+            raise ConfigError(
+                f"the expression for patients must match every case; {rule!r} does not match {case!r}."
+                " Change the expression."
+            )
     return tuple(match[1] for match in matches if match)
 
 
@@ -66,10 +69,11 @@ def _read_patients(path: Path) -> dict[str, str]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FileError(f"{path} cannot be read: {error}.") from error
+        raise FileError(f"{path} cannot be read: {error}. Check the path.") from error
     if not rows or not {"case", "patient"} <= set(rows[0]):
         raise ConfigError(
             f"{path} must have columns case and patient; it has {', '.join(rows[0]) if rows else 'none'}."
+            " Add the columns."
         )
     known: dict[str, str] = {}
     for row in rows:
@@ -77,10 +81,13 @@ def _read_patients(path: Path) -> dict[str, str]:
         if not case and not patient:
             continue  # spreadsheets end with such rows
         if not case or not patient:
-            raise ConfigError(f"{path} must name a case and its patient in every row; got {case!r} and {patient!r}.")
+            raise ConfigError(
+                f"{path} must name a case and its patient in every row; got {case!r} and {patient!r}. Complete the row."
+            )
         if known.setdefault(case, patient) != patient:
             raise ConfigError(
                 f"{path} must name one patient of each case; {case!r} has {known[case]!r} and {patient!r}."
+                " Remove one of the rows."
             )
     return known
 

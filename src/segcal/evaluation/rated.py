@@ -62,7 +62,7 @@ class Votes:
             raters, place, pattern = tuple(map(str, header["raters"])), arrays["place"], arrays["pattern"]
             return Votes(raters, place, pattern, arrays["voxels"], joint)
         except (LookupError, TypeError, ValueError) as error:
-            raise SegcalError(f"{path} must hold the votes of raters; {error}.") from error
+            raise SegcalError(f"{path} must hold the votes of raters; {error}. Run `segcal evaluate` again.") from error
 
 
 class RaterSums:

@@ -102,7 +102,7 @@ class CaseSums:
             sums, stamps = CaseSums(**arrays | {"bins": bins, "top_label": top}), header["files"]
             sums._check(header["classes"])
         except (LookupError, TypeError, ValueError) as error:
-            raise SegcalError(f"{path} must hold the sums of a case; {error}.") from error
+            raise SegcalError(f"{path} must hold the sums of a case; {error}. Run `segcal evaluate` again.") from error
         object.__setattr__(sums, "_packed", packed)
         return sums, stamps
 

@@ -49,7 +49,7 @@ def measure_prediction(files: PredictionFiles, options: Options, *, threads: int
         )
         sums = sums_of_case(slabs, values.shape, voxel_ml=prediction.grid.voxel_ml)
     if sums is None:
-        raise ShapeError("the volume must have voxels; it has none.")
+        raise ShapeError("the volume must have voxels; it has none. Check the file.")
     return Measured(sums, (HARD_DECISIONS,) if watch.hard else ())
 
 

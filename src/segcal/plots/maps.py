@@ -136,7 +136,10 @@ def worst_case_figures(
         wanted = class_name if class_name is not None else _worst_class(evaluations.values(), case)
         missing = [method for method in files if case not in files[method]]
         if missing:
-            raise FileError(f"{case} must be in {predictions[missing[0]]}; there is no prediction that goes by it.")
+            raise FileError(
+                f"{case} must be in {predictions[missing[0]]}; there is no prediction that goes by it."
+                " Check the name of the file."
+            )
         image = None if images is None else find_image(images, case)
         own = {method: files[method][case].predictions for method in files}
         label = next(iter(files.values()))[case].label
@@ -253,7 +256,10 @@ def _plane(case: Case, place: _Place, index: int, options: Options) -> Plane:
     elif labels.ndim == 1:
         probability, true, predicted = values[c], labels == c, values.argmax(0) == c
     else:
-        raise ShapeError(f"{case.name}: labels must be one map of exclusive classes; got {len(labels)} channels.")
+        raise ShapeError(
+            f"{case.name}: labels must be one map of exclusive classes; got {len(labels)} channels."
+            " Use label maps with one channel."
+        )
     return Plane(*(array.reshape(shape) for array in (probability, true.astype(np.uint8), predicted.astype(np.uint8))))
 
 

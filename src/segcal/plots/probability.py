@@ -48,7 +48,10 @@ def probability_map(
     predicted, true = (probability >= 0.5 if prediction is None else prediction > 0), labels > 0
     for name, array in {"image": image, "labels": labels, "prediction": prediction}.items():
         if array is not None and array.shape != probability.shape:
-            raise ShapeError(f"{name} must have the probabilities' shape {probability.shape}; got {array.shape}.")
+            raise ShapeError(
+                f"{name} must have the probabilities' shape {probability.shape}; got {array.shape}."
+                " Use arrays on one grid."
+            )
     _draw_image(ax, image, probability.shape, spacing_mm)
     opacity = OPACITY * np.clip(probability / OPAQUE_FROM, 0, 1)
     ax.imshow(probability.T, alpha=opacity.T, cmap=SHADES, vmin=0, vmax=1, **_placed(probability.shape, spacing_mm))

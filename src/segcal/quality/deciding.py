@@ -196,7 +196,7 @@ def read_rule(rule: str | os.PathLike[str]) -> Rule:
 def _quality(path: str, fingerprint: str | None) -> Quality:
     """The quality file, read once in a process; it must be the one of the fingerprint."""
     if hashlib.sha256(Path(path).read_bytes()).hexdigest() != fingerprint:
-        raise FileError(f"{path} must stay the same while it is used; it has changed since.")
+        raise FileError(f"{path} must stay the same while it is used; it has changed since. Run the command again.")
     from segcal.quality.fitting import load_quality  # brings torch, which takes seconds
 
     return load_quality(path)

@@ -181,7 +181,10 @@ def fit_quality(
 def _read(path: Path) -> Evaluation:
     file = path / "evaluation.npz" if path.is_dir() else path
     if not file.is_file():
-        raise FileError(f"results must be a folder that `segcal evaluate` wrote; {file} does not exist.")
+        raise FileError(
+            f"results must be a folder that `segcal evaluate` wrote; {file} does not exist."
+            " Run `segcal evaluate` first."
+        )
     return Evaluation.load(file)
 
 
@@ -220,12 +223,16 @@ def load_quality(path: str | os.PathLike[str]) -> Quality:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileError(f"{path} must be a file that `segcal quality fit` wrote; it does not exist.")
+        raise FileError(
+            f"{path} must be a file that `segcal quality fit` wrote; it does not exist. Run `segcal quality fit` first."
+        )
     try:
         told = parse_json(path.read_bytes().decode())
     except (OSError, ValueError) as error:
         why = f"it cannot be read ({error})"
-        raise FileError(f"{path} must be a file that `segcal quality fit` wrote; {why}.") from error
+        raise FileError(
+            f"{path} must be a file that `segcal quality fit` wrote; {why}. Run `segcal quality fit` again."
+        ) from error
     try:
         if told["format"] != FORMAT or tuple(told["summaries"]) != NAMES:
             raise ValueError(f"its format is {told['format']!r}")
@@ -243,7 +250,9 @@ def load_quality(path: str | os.PathLike[str]) -> Quality:
         )
         _check(quality)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"{path} must be a file that `segcal quality fit` wrote; {error}.") from error
+        raise FileError(
+            f"{path} must be a file that `segcal quality fit` wrote; {error}. Run `segcal quality fit` again."
+        ) from error
     return quality
 
 

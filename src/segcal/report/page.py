@@ -107,11 +107,13 @@ def build_report(
     """
     out = Path(out)
     if out.is_dir():
-        raise FileError(f"out must be a file, as report.html; {out} is a folder.")
+        raise FileError(f"out must be a file, as report.html; {out} is a folder. Give a file name.")
     make_folder(out.parent)
     for picture in maps:
         if not picture.png.startswith(PNG):
-            raise FileError(f"maps must be PNG pictures; that of case {picture.case!r} is not one.")
+            raise FileError(
+                f"maps must be PNG pictures; that of case {picture.case!r} is not one. Save the picture as PNG."
+            )
     with one_torch_thread():
         if comparison is None:
             comparison = compare(

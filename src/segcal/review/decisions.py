@@ -87,7 +87,9 @@ def read_decisions(path: str | os.PathLike[str]) -> list[ReviewDecision]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} must be a file of decisions, in UTF-8; {error}.") from error
+        raise FileError(
+            f"{path} must be a file of decisions, in UTF-8; {error}. Correct or remove the file."
+        ) from error
     return list(_decisions(path, text))
 
 
@@ -104,16 +106,20 @@ def _decisions(path: Path, text: str) -> Iterator[ReviewDecision]:
         for row in rows:
             where = f"{path}, line {rows.line_num}"
             if len(row) != len(COLUMNS):
-                raise FileError(f"{where} must have {len(COLUMNS)} cells; it has {len(row)}.")
+                raise FileError(f"{where} must have {len(COLUMNS)} cells; it has {len(row)}. Correct the line.")
             found = ReviewDecision(*map(_shown, row))
             if found.decision not in DECISIONS:
-                raise FileError(f"{where}: the decision must be accept, reject or empty; got {found.decision!r}.")
+                raise FileError(
+                    f"{where}: the decision must be accept, reject or empty; got {found.decision!r}. Correct the line."
+                )
             if found.case in seen:
                 raise FileError(f"{where}: a case must have one row; {found.case!r} has another one above. Remove one.")
             seen.add(found.case)
             yield found
     except csv.Error as error:
-        raise FileError(f"{path}, line {rows.line_num} must be a line of a CSV file; {error}.") from error
+        raise FileError(
+            f"{path}, line {rows.line_num} must be a line of a CSV file; {error}. Correct the line."
+        ) from error
 
 
 def decisions_text(decisions: Iterable[ReviewDecision]) -> str:

@@ -121,6 +121,7 @@ def find_results(source: Path) -> list[Result]:
         raise FileError(
             f"{source} must hold results to review: {EVALUATION} of `segcal evaluate`, {QUEUE} of `segcal quality "
             "apply`, or the runs of `segcal study run`; it holds none."
+            " Give the folder of results."
         )
     found = [_read(name, path) for name, path in files.items()]
     if len({result.dataset for result in found}) > 1:  # cases of different datasets may have the same names
@@ -219,7 +220,9 @@ def _of_queue(name: str, path: Path) -> Result:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).rstrip(".")
-        raise FileError(f"{path} must be a queue that `segcal quality apply` wrote; {reason}.") from error
+        raise FileError(
+            f"{path} must be a queue that `segcal quality apply` wrote; {reason}. Run `segcal quality apply` again."
+        ) from error
     values = {
         metric.name: _with_mean(
             np.array([[row[metric.name] for row in own] for _, own in cases]).reshape(len(cases), len(classes)),
@@ -283,4 +286,7 @@ def _options(path: Path, told: object) -> Options:
     try:
         return Options.from_json(told)
     except (SegcalError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise FileError(f"{path} must tell how its predictions were read; {str(error).rstrip('.')}.") from error
+        raise FileError(
+            f"{path} must tell how its predictions were read; {str(error).rstrip('.')}."
+            " Run the command that wrote it again."
+        ) from error

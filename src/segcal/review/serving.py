@@ -101,7 +101,7 @@ def _volumes(results: list[Result], predictions: Any, labels: Any, images: Any) 
     else:
         maps = {} if predictions is None else {names[0]: Path(predictions)}
     if images is not None and not Path(images).is_dir():
-        raise FileError(f"images must be a folder; {images} is none.")
+        raise FileError(f"images must be a folder; {images} is none. Check the path.")
     return Volumes(
         results,
         predictions=maps,

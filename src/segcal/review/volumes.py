@@ -86,7 +86,9 @@ class Volumes:
         """What the viewer must know before it asks for volumes; `results` says which results its methods are."""
         methods = self.methods(case, result)
         if not methods or methods[0] != result:
-            raise FileError(f"{case}: there is no prediction to show of {self._results[result].name}.")
+            raise FileError(
+                f"{case}: there is no prediction to show of {self._results[result].name}. Give --predictions."
+            )
         curves = {
             place: dict(enumerate(case_curves(self._evaluation(own.file), case.removeprefix(own.prefix))))
             for place, own in enumerate(self._results[i] for i in methods)
@@ -112,7 +114,7 @@ class Volumes:
     def _get(self, case: str, result: int) -> CaseVolumes:
         """Read once, however many ask for it at a time."""
         if not 0 <= result < len(self._files) or case not in self._files[result]:
-            raise FileError(f"{case}: there is no prediction to show.")
+            raise FileError(f"{case}: there is no prediction to show. Give --predictions.")
         key = (result, case)
         with self._mutex:
             future = self._kept.get(key)

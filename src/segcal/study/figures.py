@@ -269,7 +269,7 @@ def _predict(names: Sequence[str], arms: Sequence[Arm], shop: Workshop) -> tuple
         run = load_planned(shop.plan.runs[arm.run], shop.runs)
         cases = {case.name: case for case in run.dataset.cases}
         if lost := [name for name in names if name not in cases]:
-            raise FileError(f"{run.dataset.root} must have the case {lost[0]}; it has not.")
+            raise FileError(f"{run.dataset.root} must have the case {lost[0]}; it has not. Check the dataset.")
         fitted = None if arm.fitting is None else load_calibrator(folder / arm.fitting.folder / CALIBRATOR)
         made = predict(run, arm.results(shop.runs, "maps"), cases=[cases[name] for name in names], calibrator=fitted)
         if made.failures:

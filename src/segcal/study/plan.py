@@ -251,7 +251,10 @@ def read_study(source: str | os.PathLike[str], *, changes: Iterable[str] = ()) -
     elif path.is_file():
         study = _study(path.stem, read_toml(path), path.absolute().parent)
     else:
-        raise FileError(f"a study must be a .toml file, or one of {', '.join(shipped)}; {source} is neither.")
+        raise FileError(
+            f"a study must be a .toml file, or one of {', '.join(shipped)}; {source} is neither."
+            " Check the path or the name."
+        )
     together = merge_changes(study.config.set, changes)
     return Study(study.name, study.config.model_copy(update={"set": together}), study.folder)
 

@@ -302,7 +302,9 @@ def _need_all(outcome: Outcome) -> None:
     """SegcalError unless every case was evaluated."""
     if outcome.measured is None or outcome.failures:
         told = [f"{failure.case}: {failure.message.rstrip('.')}" for failure in outcome.failures]
-        raise SegcalError(f"every case must be evaluated; {len(told)} failed: {listed(told, 3, joint='; ')}.")
+        raise SegcalError(
+            f"every case must be evaluated; {len(told)} failed: {listed(told, 3, joint='; ')}. Check these files."
+        )
 
 
 def _facts(run: PlannedRun, folder: Path) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         content = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # whatever torch trips over in a broken file
         reason = str(error).split(".")[0].split("\n")[0] or type(error).__name__
-        raise FileError(f"{path} must be a checkpoint of a run; {reason}.") from error
+        raise FileError(f"{path} must be a checkpoint of a run; {reason}. Train the run again.") from error
     if not isinstance(content, dict) or "network" not in content:
-        raise FileError(f"{path} must be a checkpoint of a run; it holds no network.")
+        raise FileError(f"{path} must be a checkpoint of a run; it holds no network. Train the run again.")
     return content

@@ -342,9 +342,9 @@ def read_toml(path: Traversable) -> dict[str, Any]:
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FileError(f"{path} must be a configuration file; {error.strerror or error}.") from error
+        raise FileError(f"{path} must be a configuration file; {error.strerror or error}. Check the path.") from error
     except ValueError as error:
-        raise ConfigError(f"{path} must be TOML; {error}.") from error
+        raise ConfigError(f"{path} must be TOML; {error}. Correct the file.") from error
 
 
 def merge_changes(below: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class RunningMean:
     def logits(self) -> Tensor:
         """Of all that came; nothing can be added afterwards."""
         if self._total is None:
-            raise ConfigError("there must be predictions to take the mean of; got none.")
+            raise ConfigError("there must be predictions to take the mean of; got none. Give at least one run.")
         flat = _flat(self._total)
         if self.mean == "probabilities":
             flat -= math.log(self.number)
@@ -151,7 +151,7 @@ def load_ensemble(
     one_of("mean", mean, MEANS)
     runs = [load_run(member, root=root, with_data=with_data) for member in members]
     if not runs:
-        raise ConfigError("an ensemble must have members; got none.")
+        raise ConfigError("an ensemble must have members; got none. Give at least one run.")
     return _together(runs, mean, flips, with_data=with_data)
 
 

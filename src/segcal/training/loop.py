@@ -146,6 +146,7 @@ class _Training:
             raise ConfigError(
                 f"the split must have cases to train and to validate; it has {len(self.cases)} and "
                 f"{len(self.validation)}."
+                " Change data.split."
             )
         torch.manual_seed(config.seed)
         self.network = build_network(config, dataset).to(team.device)
@@ -283,7 +284,10 @@ class _Training:
             self.log.rows = content["log"]
             done = int(content["epoch"])
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise FileError(f"{path} must be the last checkpoint of a run; {str(error).splitlines()[0]}.") from error
+            raise FileError(
+                f"{path} must be the last checkpoint of a run; {str(error).splitlines()[0]}."
+                " Use another --out or remove the file."
+            ) from error
         if self.team.first:
             self.log.write()  # it may have been killed between the two
         return done

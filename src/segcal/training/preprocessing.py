@@ -84,7 +84,7 @@ def read_image(case: DataCase) -> Volume:
     """All channels of a case on the grid of the first file, (channel, x, y, z) float32."""
     stored = [_stored(case, path) for path in case.images]
     if not stored:
-        raise FileError(f"{case.name} must have an image; it has no file.")
+        raise FileError(f"{case.name} must have an image; it has no file. Check the dataset.")
     axes = stored[0].values.ndim
     if axes < 3:
         raise GridError(
@@ -95,22 +95,27 @@ def read_image(case: DataCase) -> Volume:
     meant = (part * one.slope + one.inter if one.scaled else part for one, part in zip(stored, parts, strict=True))
     image = np.concatenate([np.asarray(part, np.float32) for part in meant])
     if not np.isfinite(image).all():
-        raise FileError(f"{case.name}: the image must hold finite numbers; it has NaN or infinity.")
+        raise FileError(f"{case.name}: the image must hold finite numbers; it has NaN or infinity. Correct the image.")
     header: Any = nibabel.load(case.images[0])
     spacing = np.array([*header.header.get_zooms()[:3], 1.0][:3], np.float64)
     if not (np.isfinite(spacing) & (spacing > 0)).all():
-        raise FileError(f"{case.name}: voxel sizes must be above zero; the header has {spacing.tolist()} mm.")
+        raise FileError(
+            f"{case.name}: voxel sizes must be above zero; the header has {spacing.tolist()} mm. Correct the header."
+        )
     return Volume(image, header.affine, spacing, stored[0])
 
 
 def read_labels(case: DataCase, dataset: Dataset, *, first: StoredArray | None = None) -> Array:
     """Class indices of a case on the grid of its image, uint8; `first` is that image where it has been read."""
     if case.label is None:
-        raise FileError(f"{case.name} must have labels; it has none.")
+        raise FileError(f"{case.name} must have labels; it has none. Check the dataset.")
     stored = _stored(case, case.label)
     view = _onto(case, first or _stored(case, case.images[0]), case.label, stored)
     if len(view) != 1:
-        raise LabelError(f"{case.name}: labels must be one map; {case.label.name} holds {len(view)}.")
+        raise LabelError(
+            f"{case.name}: labels must be one map; {case.label.name} holds {len(view)}."
+            " Use label maps with one channel."
+        )
     values = whole_numbers(case.name, view, stored).reshape(view.shape[1:])
     known = {value: index for index, value in enumerate(dataset.values)}
     if dataset.regions is not None:
@@ -120,7 +125,10 @@ def read_labels(case: DataCase, dataset: Dataset, *, first: StoredArray | None =
         labels[values == value] = index
     if (labels == 255).any():
         strange = np.unique(values[labels == 255])[:5].tolist()
-        raise LabelError(f"{case.name}: labels must be among {sorted(known)}; {case.label.name} holds {strange}.")
+        raise LabelError(
+            f"{case.name}: labels must be among {sorted(known)}; {case.label.name} holds {strange}."
+            " Correct the labels or the dataset definition."
+        )
     return labels
 
 
@@ -128,11 +136,16 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
     """Read and prepare one case."""
     image, affine, spacing, first = read_image(case)
     if len(image) != len(dataset.channels):
-        raise GridError(f"{case.name}: the image must have {len(dataset.channels)} channels; it has {len(image)}.")
+        raise GridError(
+            f"{case.name}: the image must have {len(dataset.channels)} channels; it has {len(image)}."
+            " Add the missing channels."
+        )
     original = image.shape[1:]
     turn = orientation_of(affine) if np.isfinite(affine).all() else np.full((3, 2), np.nan)
     if not np.isfinite(turn).all():
-        raise FileError(f"{case.name}: the header must say which way each axis runs; its affine is singular.")
+        raise FileError(
+            f"{case.name}: the header must say which way each axis runs; its affine is singular. Correct the header."
+        )
     image = turned(image, turn)
     truth = None
     if labels:

@@ -145,7 +145,10 @@ class RunSource:
         """The run; FileError where its weights are others there."""
         run = load_run(self.folder, root=self.root, checkpoint=self.checkpoint)
         if run.fingerprint != self.fingerprint:
-            raise FileError(f"{run.folder / self.checkpoint} must be the same file everywhere; another is seen here.")
+            raise FileError(
+                f"{run.folder / self.checkpoint} must be the same file everywhere; another is seen here."
+                " Copy the checkpoint to all machines."
+            )
         return run
 
 
@@ -165,12 +168,17 @@ def load_run(
     if folder.is_file():
         folder, checkpoint = folder.parent, folder.name
     if not (folder / "config.toml").is_file():
-        raise FileError(f"{folder} must be the folder of a run; it has no config.toml.")
+        raise FileError(
+            f"{folder} must be the folder of a run; it has no config.toml. Give a folder of `segcal train`."
+        )
     config = read_config(folder / "config.toml")
     dataset = open_dataset(config.data.dataset, root or config.data.root) if with_data else _remembered(folder, config)
     filled = config.resolved(dataset).data
     if left := [f"data.{name}" for name, value in config.data if value is None and getattr(filled, name) is not None]:
-        raise FileError(f"{folder / 'config.toml'} must say {left[0]}; the one that train writes leaves nothing open.")
+        raise FileError(
+            f"{folder / 'config.toml'} must say {left[0]}; the one that train writes leaves nothing open."
+            " Train the run again."
+        )
     network = build_network(config, dataset)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     path = folder / checkpoint
@@ -197,7 +205,9 @@ def _remembered(folder: Path, config: RunConfig) -> Dataset:
         channels, classes, values = (tuple(known[name]) for name in ("channels", "classes", "values"))
         regions = Regions.from_json(known.get("regions"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise FileError(f"{folder / CLASSES} must hold channels, classes and values; {error}.") from error
+        raise FileError(
+            f"{folder / CLASSES} must hold channels, classes and values; {error}. Train the run again."
+        ) from error
     return Dataset(config.data.dataset, "", folder, channels, classes, values, cases=(), recipe=PLAIN, regions=regions)
 
 
@@ -209,7 +219,7 @@ def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]
     """
     files = nifti_files(Path(folder))
     if not files:
-        raise FileError(f"{folder} must hold images, as NAME.nii.gz; it holds none.")
+        raise FileError(f"{folder} must hold images, as NAME.nii.gz; it holds none. Check the path.")
     if channels == 1 and not all(stem.endswith("_0000") for stem in files):
         return [DataCase(stem, stem, (path,), None) for stem, path in files.items()]
     cases: dict[str, dict[str, Path]] = {}
@@ -221,6 +231,7 @@ def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]
         if len(paths) != channels and list(paths) != [name]:  # one file by the plain name holds all channels
             raise FileError(
                 f"{folder}: {name} must have {channels} files, one for each channel; it has {', '.join(paths)}."
+                " Add the missing files."
             )
     return [DataCase(name, name, tuple(paths.values()), None) for name, paths in cases.items()]
 

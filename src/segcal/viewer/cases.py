@@ -119,7 +119,10 @@ def view_cases(
         own = {}
         for method, known in files.items():
             if case not in known:
-                raise FileError(f"{case} must be in {predictions[method]}; there is no prediction that goes by it.")
+                raise FileError(
+                    f"{case} must be in {predictions[method]}; there is no prediction that goes by it."
+                    " Check the name of the file."
+                )
             own[method] = known[case]
         image = None if images is None else find_image(images, case)
         viewed = view_case(evaluations, case, own, image=image)

@@ -149,6 +149,7 @@ def case_volumes(
         if grid is not None and found.probabilities.shape[1:] != rows[0].shape[1:]:
             raise GridError(
                 f"{case}: methods must lie on one grid; {method} has {found.grid.shape}, others {grid.shape}."
+                " Resample the maps to one grid."
             )
         grid = grid or found.grid
         rows.append(found.probabilities[places])
@@ -234,7 +235,9 @@ def _of_voxels(values: Array, labels: Array | None, options: Options) -> tuple[b
         values = region_values(values, options)
         truth = None if labels is None else region_labels(labels, values, options)
     elif labels is not None and labels.ndim != 1:
-        raise ShapeError(f"labels must be one map of exclusive classes; got {len(labels)} channels.")
+        raise ShapeError(
+            f"labels must be one map of exclusive classes; got {len(labels)} channels. Use label maps with one channel."
+        )
     else:
         truth = None if labels is None else (labels == np.arange(len(values))[:, None]).astype(np.uint8)
     return exclusive, _bytes(values), truth

@@ -62,10 +62,14 @@ def find_predictions(path: Path, *, classes: int | None = None) -> list[Predicti
     if not path.is_dir():
         raise FileError(
             f"predictions must be a folder or a file; {path} {'is none' if path.exists() else 'is not there'}."
+            " Check the path."
         )
     claims = claims_of_predictions(path, together=lambda files: _are_classes(files, classes))
     if not claims:
-        raise FileError(f"{path} must hold predictions, as {', '.join(EXTENSIONS)} files; it holds {files_in(path)}.")
+        raise FileError(
+            f"{path} must hold predictions, as {', '.join(EXTENSIONS)} files; it holds {files_in(path)}."
+            " Check the path."
+        )
     named = _by_name(_without_decisions(claims))
     return [PredictionFiles(name, files, _reference(files, name)) for name, files in sorted(named.items())]
 
@@ -137,7 +141,9 @@ def _by_name(claims: Sequence[Claim]) -> dict[str, tuple[Path, ...]]:
     for name, same in found.items():
         if len(same) > 1:
             one, other = sorted(str(claim.files[0]) for claim in same)[:2]
-            raise FileError(f"predictions of case {name} must be one; {one} and {other} both claim it.")
+            raise FileError(
+                f"predictions of case {name} must be one; {one} and {other} both claim it. Remove one of them."
+            )
     return {name: claim.files for name, (claim,) in found.items()}
 
 

@@ -97,7 +97,10 @@ def fit(
             grid = replace(target.grid(min(label.values.ndim, 3)), doubts=doubts)
             return target.values, [view for view, _ in found], grid
     if not targets:
-        raise GridError(f"{case}: labels must have 2 or 3 axes, and one of regions at most; got {_size(label)}.")
+        raise GridError(
+            f"{case}: labels must have 2 or 3 axes, and one of regions at most; got {_size(label)}."
+            " Use label maps with one channel."
+        )
     wrong = next(prediction for prediction, fitted in zip(predictions, fitting, strict=True) if fitted is None)
     raise GridError(f"{case}: {_difference(wrong, targets[-1], alone=len(predictions) > 1)}")
 
@@ -114,7 +117,10 @@ def arrange(
     """
     several = len(predictions) > 1
     if several and classes not in (None, len(predictions)):
-        raise ShapeError(f"{case}: {_expected(classes)}; there are {len(predictions)} files of one class each.")
+        raise ShapeError(
+            f"{case}: {_expected(classes)}; there are {len(predictions)} files of one class each."
+            " Add the missing files."
+        )
     targets = [] if reference is None else _label_readings(reference, last_first=True)
     if predictions[0].turned and targets:
         view = _turn_back(predictions[0], targets[0])
@@ -125,7 +131,7 @@ def arrange(
     readings = _readings_of_classes(predictions[0], 1 if several else classes, targets)
     if not readings:
         must = "files of one class each must have the axes of space only" if several else _expected(classes)
-        raise ShapeError(f"{case}: {must}; the array is {_size(predictions[0])}.")
+        raise ShapeError(f"{case}: {must}; the array is {_size(predictions[0])}. Check the order of axes.")
     pairs = ((reading, target) for reading in readings for target in targets if reading.shape == target.shape)
     first, place = next(pairs, (readings[0], readings[0]))
     others = [_beside(case, number, stored, first, targets) for number, stored in enumerate(predictions[1:], 1)]
@@ -163,6 +169,7 @@ def _beside(case: str, number: int, stored: StoredArray, first: Reading, targets
     raise GridError(
         f"{case}: files of one class each must lie on one grid; class 0 is {here}, class {number} "
         f"{f'{there} as well, but elsewhere' if here == there else there}."
+        " Resample them to one grid."
     )
 
 

@@ -23,7 +23,7 @@ def find_image(images: Path, case: str) -> Path:
             if stem_of(path) == Path(pattern.format(case=case)).name:
                 return path
     known = ", ".join(pattern.format(case=case) for pattern in IMAGE_NAMES)
-    raise FileError(f"{images} must have an image of {case}; none goes by one of {known}.")
+    raise FileError(f"{images} must have an image of {case}; none goes by one of {known}. Check the name of the file.")
 
 
 class Channel(NamedTuple):

@@ -239,7 +239,9 @@ class Prediction:
             values = self._meant(sources, box)
             changed = change(values)
             if changed.shape != values.shape:
-                raise ShapeError(f"{self.name}: values must have the shape {values.shape}; got {changed.shape}.")
+                raise ShapeError(
+                    f"{self.name}: values must have the shape {values.shape}; got {changed.shape}. Keep the shape."
+                )
             parts = np.split(changed, len(forms))
             for i, (form, part) in enumerate(zip(forms, parts, strict=True)):
                 if not form.expresses(part):
@@ -288,9 +290,13 @@ class Prediction:
             here, there = (f"{' x '.join(map(str, grid.shape))} voxels" for grid in (self.grid, other.grid))
             raise GridError(
                 f"{name}: members must lie on one grid; the first is {here} and this {there}, or elsewhere."
+                " Resample the maps to one grid."
             )
         if sum(len(view) for view in views) != self.classes:
-            raise ShapeError(f"{name}: members must have the same classes; the first has {self.classes} channels.")
+            raise ShapeError(
+                f"{name}: members must have the same classes; the first has {self.classes} channels."
+                " Use maps of the same classes."
+            )
         sources = list(map(Source, views, stored))
         return sources if peek else with_full_scale(name, sources)
 
@@ -310,6 +316,7 @@ class Prediction:
             raise FileError(
                 f"{self.name}: a NIfTI image needs a label map of the same name and shape beside the array, which says "
                 f"where the voxels lie, as nnU-Net writes it; {came}."
+                " Copy the label map beside it, or leave out --nifti."
             )
         return reference
 
@@ -332,7 +339,10 @@ class Prediction:
                 raise ConfigError(f"{self.name}: predictions must lie under {base}; {path} does not.")
             target = folder / path.relative_to(base)
             if target.exists() and target.samefile(path):
-                raise ConfigError(f"--out must be another folder than the predictions; it would overwrite {path}.")
+                raise ConfigError(
+                    f"--out must be another folder than the predictions; it would overwrite {path}."
+                    " Choose another folder."
+                )
         return tuple(folder / place for place in places(self._given, base, nifti=nifti))
 
 

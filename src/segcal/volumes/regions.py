@@ -197,7 +197,7 @@ def _labels_in(source: ClassNames) -> Any:
         try:
             return parse_json(path.read_text(encoding="utf-8")).get("labels")
         except (OSError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{path} must be a dataset.json that can be read; {error}.") from error
+            raise ConfigError(f"{path} must be a dataset.json that can be read; {error}. Correct the file.") from error
     if path.suffix == ".toml":
         return _read_toml(path).get("classes")
     return [name.strip() for name in os.fspath(source).split(",")]
@@ -217,7 +217,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} must be a TOML file that can be read; {error}.") from error
+        raise ConfigError(f"{path} must be a TOML file that can be read; {error}. Correct the file.") from error
 
 
 def is_value(text: object) -> bool:

@@ -42,6 +42,7 @@ def in_steps(probabilities: Array, steps: int) -> Array:
         if not inside.all():
             raise RangeError(
                 f"probabilities that are stored as integers must lie in [0, 1]; one is {block[~inside][0]:.6g}."
+                " Check the scale of the file."
             )
         np.clip(block, 0, 1, out=block)
         numbers[:, start : start + _BLOCK] = _shared(block, steps) if len(block) > 1 else np.floor(block * steps + 0.5)

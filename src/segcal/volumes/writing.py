@@ -169,4 +169,6 @@ def _write_npz(file: BinaryIO, source: Path, name: str, values: NDArray[Any]) ->
                             with old.open(member) as other:
                                 shutil.copyfileobj(other, stream)
     except (zipfile.BadZipFile, zlib.error, EOFError, LookupError) as error:
-        raise FileError(f"{source.name} must be an .npz file; it cannot be read ({error}).") from error
+        raise FileError(
+            f"{source.name} must be an .npz file; it cannot be read ({error}). Create the file again."
+        ) from error
