@@ -1,7 +1,7 @@
 """Alternating repetitions, medians, ratios: how every benchmark here is measured.
 
 The machine may be busy with other things; what is compared runs in turn, in one process, and the figure is the
-ratio of medians. The spread (quartiles of the ratio of neighbouring runs) says how far to trust it. Processes differ,
+ratio of medians. The spread (quartiles of the ratio of neighboring runs) says how far to trust it. Processes differ,
 too, by where their memory lies: `repeat.py` runs a benchmark in several and gathers their rows.
 """
 
@@ -27,7 +27,7 @@ def alternate(
     repetitions: int = 15,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds of both, their ratio (ours / theirs), and the quartiles of the ratio over neighbouring runs."""
+    """Median seconds of both, their ratio (ours / theirs), and the quartiles of the ratio over neighboring runs."""
     ours(), theirs()
     times: list[tuple[float, float]] = []
     for _ in range(repetitions):

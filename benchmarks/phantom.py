@@ -16,8 +16,8 @@ def logits_and_labels(cases: int, classes: int, size: int = 96) -> tuple[Tensor,
     logits[:, 0] += 8  # a trained network is sure of most background: one bin holds most voxels
     for case in range(cases):
         for c in range(1, classes):
-            centre = torch.rand(3, generator=generator) * 1.2 - 0.6
-            depth = 0.22 - (grid - centre.view(3, 1, 1, 1)).norm(dim=0)
+            center = torch.rand(3, generator=generator) * 1.2 - 0.6
+            depth = 0.22 - (grid - center.view(3, 1, 1, 1)).norm(dim=0)
             labels[case, 0][depth > 0] = c
             logits[case, c] += 8 + 60 * (depth - 0.05).clamp(-0.3, 0.2)
     return logits, labels

@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "vector, ACE": {"method": "vector", "objective": "ace"},
     "local-temperature, ACE weighs 3": {"method": "local-temperature", "ace": 3.0},
     "local-temperature, NLL alone": {"method": "local-temperature", "ace": 0.0},
-    "local-temperature, neighbours": {"method": "local-temperature", "dilations": (1, 2)},
+    "local-temperature, neighbors": {"method": "local-temperature", "dilations": (1, 2)},
 }
 
 

@@ -32,9 +32,9 @@ def _part(cases: range, classes: int, sharpness: float, filled: float, generator
     def rand(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    centre = ((torch.arange(binning.bins) + 0.5) / binning.bins).float().double()  # as probabilities are
+    center = ((torch.arange(binning.bins) + 0.5) / binning.bins).float().double()  # as probabilities are
     wobble = torch.randn(*shape[:2], 1, generator=generator, dtype=torch.float64) * 0.3
-    share = torch.sigmoid(torch.logit(centre) / sharpness + wobble)
+    share = torch.sigmoid(torch.logit(center) / sharpness + wobble)
     count = ((200 * rand(*shape)).floor() + 1) * (rand(*shape) < filled)
     count[..., 0] = 1e6
     share[..., 0] = 1e-4
@@ -47,7 +47,7 @@ def _part(cases: range, classes: int, sharpness: float, filled: float, generator
     sure = (both + true) / 2 + 100 * rand(*true.shape)
     names = [f"case_{i:05}" for i in cases]
     return Evaluation(
-        packed(BinStatistics(count, count * centre, label_sum, binning)),
+        packed(BinStatistics(count, count * center, label_sum, binning)),
         OverlapCounts(predicted, true, both),
         ScoreSums(0.01 * voxels, 0.05 * voxels, voxels),
         None,

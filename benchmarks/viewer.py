@@ -30,8 +30,8 @@ def make_case(number: int, methods: int) -> CaseVolumes:
     middle = np.array(SHAPE, np.float32)[:, None, None, None] / 2
     brain = (((grid - middle) / np.array([70, 85, 65], np.float32)[:, None, None, None]) ** 2).sum(0) < 1
     lumps = _smooth(random, 12.0)
-    centre = middle + random.uniform(-25, 25, 3).astype(np.float32)[:, None, None, None]
-    distance = np.sqrt(((grid - centre) ** 2).sum(0)) + 6 * lumps
+    center = middle + random.uniform(-25, 25, 3).astype(np.float32)[:, None, None, None]
+    distance = np.sqrt(((grid - center) ** 2).sum(0)) + 6 * lumps
     radius = random.uniform(18, 40)
     labels = np.stack([(distance < radius * share) & brain for share in REGIONS.values()])
     image = brain * (110 + 25 * _smooth(random, 3.0) + 50 * labels[0] + random.normal(0, 9, SHAPE))

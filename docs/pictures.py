@@ -20,7 +20,7 @@ from segcal import Binning, BinStatistics, ScoreSums, ace, bin_statistics, ece, 
 from segcal.datasets.phantom import CLASSES, phantom_case
 from segcal.evaluation.diagrams import reliability
 from segcal.plots import COLUMN_IN, PAGE_IN, memberships, new_figure, reliability_grid, save_figure
-from segcal.plots.colors import BLUE, GREY, VERMILLION
+from segcal.plots.colors import BLUE, GRAY, VERMILION
 from segcal.plots.style import legend, plain_axes
 
 IMAGES = Path(__file__).parent / "images"
@@ -74,8 +74,8 @@ def why_ece_misleads() -> None:
     figure = new_figure(COLUMN_IN * 1.3, 2.4)
     ax = figure.add_subplot()
     lines = [
-        ax.plot(1 + margins, [value / values[0] for value in values], color=colour, linewidth=1.5)[0]
-        for values, colour in zip(zip(*errors, strict=True), (VERMILLION, BLUE), strict=True)
+        ax.plot(1 + margins, [value / values[0] for value in values], color=color, linewidth=1.5)[0]
+        for values, color in zip(zip(*errors, strict=True), (VERMILION, BLUE), strict=True)
     ]
     plain_axes(ax, x="voxels, relative to the image without a margin", y="error, relative to the same")
     ax.set(xlim=(1, 10), ylim=(0, 1.1), xticks=[1, 2, 4, 6, 8, 10], yticks=[0, 0.5, 1])
@@ -100,10 +100,10 @@ def how_ace_can_be_gamed() -> None:
     ax = figure.add_subplot()
     own = found[divisors.tolist().index(1.0)]
     lines = [
-        ax.plot(divisors, [value / first for value in values], color=colour, linewidth=1.5)[0]
-        for values, first, colour in zip(zip(*found, strict=True), own, (VERMILLION, BLUE), strict=True)
+        ax.plot(divisors, [value / first for value in values], color=color, linewidth=1.5)[0]
+        for values, first, color in zip(zip(*found, strict=True), own, (VERMILION, BLUE), strict=True)
     ]
-    ax.axhline(1, color=GREY, linewidth=0.75, linestyle="--")
+    ax.axhline(1, color=GRAY, linewidth=0.75, linestyle="--")
     plain_axes(ax, x="what all logits are divided by", y="relative to the network")
     ax.set(xlim=(0.75, 2.25), ylim=(0.8, 1.4), xticks=[0.75, 1, 1.25, 1.5, 1.75, 2, 2.25], yticks=[0.8, 1, 1.2, 1.4])
     legend(ax, lines, [f"ACE (from {own[0]:.3f})", f"NLL (from {own[1]:.4f})"], loc="upper left")
@@ -147,7 +147,7 @@ def finite_sample_floor() -> None:
     ax = figure.add_subplot()
     band = ax.fill_between(numbers, low, high, color=BLUE, alpha=0.2, linewidth=0)
     (line,) = ax.plot(numbers, mean, color=BLUE, marker="o", markersize=3, linewidth=1)
-    (rule,) = ax.plot(numbers, [0.313 * (20 / number) ** 0.5 for number in numbers], "--", color=GREY, linewidth=1)
+    (rule,) = ax.plot(numbers, [0.313 * (20 / number) ** 0.5 for number in numbers], "--", color=GRAY, linewidth=1)
     plain_axes(ax, x="voxels with probabilities between 0 and 1", y="ACE, 20 bins")
     ax.set(xscale="log", yscale="log")
     ax.set_yticks([0.001, 0.01, 0.1], labels=["0.001", "0.01", "0.1"])

@@ -12,7 +12,7 @@ VOXELS = 70_000  # more than one segment of numba's, and a last block that is no
 
 
 def batch(
-    labelled: str, dtype: torch.dtype, activation: str, label_dtype: torch.dtype | None = None, *, voxels: int = VOXELS
+    labeled: str, dtype: torch.dtype, activation: str, label_dtype: torch.dtype | None = None, *, voxels: int = VOXELS
 ) -> tuple[Tensor, Tensor]:
     """Two cases, three classes; labels in patches as in images, most of them background."""
     logits = 3 * torch.randn(2, 3, voxels)
@@ -22,17 +22,17 @@ def batch(
     near = ((p * 13 - (p * 13).round()).abs() < 1e-4) & (p > 0.01)
     logits.masked_fill_(near.any(1, keepdim=True), 0)
     labels = (torch.randint(0, 12, (2, voxels // 100)).clamp(max=3) % 3).repeat_interleave(100, 1)
-    if labelled == "map":
+    if labeled == "map":
         y = labels.to(label_dtype or torch.int64)
     else:
         y = torch.nn.functional.one_hot(labels, 3).movedim(-1, 1).to(label_dtype or torch.float32)
-        if labelled == "soft":
+        if labeled == "soft":
             y = 0.9 * y + 0.1 * torch.rand(y.shape, dtype=y.dtype).softmax(1)
     return (logits if activation != "none" else logits.softmax(1)).to(dtype), y
 
 
 def edge_batch(activation: str) -> tuple[Tensor, Tensor]:
-    """Probabilities of zero and one, and on edges and centres of 10 bins; after an activation, logits as extreme."""
+    """Probabilities of zero and one, and on edges and centers of 10 bins; after an activation, logits as extreme."""
     grid = torch.arange(41) / 40
     inputs = torch.stack([grid, 1 - grid])[None]
     if activation != "none":

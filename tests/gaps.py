@@ -7,15 +7,15 @@ import torch
 from segcal import Binning, BinStatistics, Evaluation, OverlapCounts, ScoreSums
 
 BINS = 20
-CENTRES = [(k + 0.5) / BINS for k in range(BINS)]
-OVER = [c - 0.2 if c > 0.5 else c for c in CENTRES]
-UNDER = [c + 0.15 if c < 0.5 else c for c in CENTRES]
-EXTREME = [c + 0.1 if c < 0.5 else c - 0.1 for c in CENTRES]
-CAUTIOUS = [max(0.0, c - 0.1) if c < 0.5 else min(1.0, c + 0.1) for c in CENTRES]
+CENTERS = [(k + 0.5) / BINS for k in range(BINS)]
+OVER = [c - 0.2 if c > 0.5 else c for c in CENTERS]
+UNDER = [c + 0.15 if c < 0.5 else c for c in CENTERS]
+EXTREME = [c + 0.1 if c < 0.5 else c - 0.1 for c in CENTERS]
+CAUTIOUS = [max(0.0, c - 0.1) if c < 0.5 else min(1.0, c + 0.1) for c in CENTERS]
 
 
 def make(*frequencies, cases=6, names=None, classes=None, absent=(), dice=0.8, wobble=0.0, nll=0.2, provenance=None):
-    """1,000 voxels at the centre of each of 20 bins; a list of frequencies for each class, the same in every case.
+    """1,000 voxels at the center of each of 20 bins; a list of frequencies for each class, the same in every case.
 
     `absent` are (case, class) pairs; `wobble` is added to the frequencies of odd cases and taken from even ones.
     """

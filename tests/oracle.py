@@ -32,7 +32,7 @@ def memberships(x: Tensor, bins: int, kernel: str = "hard", bandwidth: float = 0
         return _one_hot(where.view(x.shape), bins).double()
     reach = math.ceil(12 * bandwidth) + 3
     row = torch.arange(-reach, bins + reach)
-    distance = (x.double()[..., None] * bins - (row + 0.5)).abs()  # from each centre, in bin widths
+    distance = (x.double()[..., None] * bins - (row + 0.5)).abs()  # from each center, in bin widths
     if kernel == "triangular":
         psi = (1 - distance).clamp(min=0)
     elif kernel == "bspline":

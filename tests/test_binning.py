@@ -10,7 +10,7 @@ import torch
 from segcal import Binning, ConfigError, bin_statistics
 
 
-def edges_and_neighbours(bins: int, dtype: type) -> np.ndarray:
+def edges_and_neighbors(bins: int, dtype: type) -> np.ndarray:
     """Every k / bins as this type has it, with the numbers just below and just above, within [0, 1]."""
     edges = (np.arange(bins + 1) / bins).astype(dtype)
     return np.clip(np.concatenate([np.nextafter(edges, dtype(-1)), edges, np.nextafter(edges, dtype(2))]), 0, 1)
@@ -26,7 +26,7 @@ def counts_of_single_voxels(values: np.ndarray, binning: Binning, backend: str) 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("bins", [1, 3, 7, 10, 20, 1200])
 def test_a_hard_bin_is_that_of_exact_arithmetic_on_every_edge_and_beside_it(bins, dtype, closed, backend):
-    values = edges_and_neighbours(bins, dtype)
+    values = edges_and_neighbors(bins, dtype)
     expected = [oracle.hard_bin(float(value), bins, closed) for value in values]
     binning = Binning(bins, closed=closed)
     assert counts_of_single_voxels(values, binning, backend).argmax(-1).tolist() == expected
@@ -35,7 +35,7 @@ def test_a_hard_bin_is_that_of_exact_arithmetic_on_every_edge_and_beside_it(bins
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_1200_bins_rebinned_to_20_equal_20_bins_on_every_edge_and_beside_it(dtype, backend):
-    values = torch.from_numpy(edges_and_neighbours(1200, dtype))[None, None]
+    values = torch.from_numpy(edges_and_neighbors(1200, dtype))[None, None]
     labels = (torch.arange(values.shape[-1]) % 3 == 0)[None, None]
     fine, coarse = (bin_statistics(values, labels, bins=bins, backend=backend) for bins in (1200, 20))
     assert torch.equal(fine.rebin(20).count, coarse.count)
@@ -57,18 +57,18 @@ def test_hard_bins_are_closed_on_the_left_and_the_last_on_both_sides():
 
 @pytest.mark.parametrize(
     ("kernel", "weights"),
-    [  # at a quarter of the way from the centre 0.5 to the centre 0.7: u = 1/4
+    [  # at a quarter of the way from the center 0.5 to the center 0.7: u = 1/4
         ("hard", [0, 0, 1, 0, 0]),
         ("triangular", [0, 0, 3 / 4, 1 / 4, 0]),
         ("bspline", [0, 27 / 384, 235 / 384, 121 / 384, 1 / 384]),
     ],
 )
-def test_weights_between_two_centres_by_hand(kernel, weights):
+def test_weights_between_two_centers_by_hand(kernel, weights):
     got = Binning(5, kernel=kernel).memberships(torch.tensor([0.55], dtype=torch.float64))
     torch.testing.assert_close(got, torch.tensor([weights], dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-def test_a_probability_beyond_the_outer_centres_belongs_to_the_outer_triangular_bin_alone():
+def test_a_probability_beyond_the_outer_centers_belongs_to_the_outer_triangular_bin_alone():
     weights = Binning(4, kernel="triangular").memberships(torch.tensor([0.0, 0.1, 0.125, 0.875, 0.95, 1.0]))
     assert weights.tolist() == [[1, 0, 0, 0]] * 3 + [[0, 0, 0, 1]] * 3
 
@@ -82,7 +82,7 @@ def test_memberships_follow_the_kernels_formula(kernel, bins):
 
 
 @pytest.mark.parametrize("bandwidth", [0.2, 0.25, 0.3, 0.5, 0.77, 1.0, 2.5, 5.0, 10.0])
-def test_the_gaussians_cubics_stay_within_a_millionth_of_the_normalised_gaussian(bandwidth):
+def test_the_gaussians_cubics_stay_within_a_millionth_of_the_normalized_gaussian(bandwidth):
     x = torch.linspace(0, 1, 5001, dtype=torch.float64)
     got = Binning(10, kernel="gaussian", bandwidth=bandwidth).memberships(x)
     expected = oracle.memberships(x, 10, "gaussian", bandwidth)
@@ -126,7 +126,7 @@ def test_numbers_that_are_no_probabilities_fall_in_the_nearest_bin_and_nan_in_th
     assert Binning(4).memberships(strange).argmax(-1).tolist() == [0, 3, 3, 0, 0]
 
 
-def test_edges_and_centres_by_hand():
+def test_edges_and_centers_by_hand():
     assert Binning(4).edges.tolist() == [0, 0.25, 0.5, 0.75, 1]
     assert Binning(4).centers.tolist() == [0.125, 0.375, 0.625, 0.875]
 

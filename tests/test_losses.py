@@ -136,14 +136,14 @@ def test_the_loss_of_statistics_equals_the_loss_of_the_voxels(kernel):
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("background", [True, False])
-@pytest.mark.parametrize("labelled", ["map", "one-hot", "soft"])
+@pytest.mark.parametrize("labeled", ["map", "one-hot", "soft"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_terms_are_those_of_the_formulas_in_value_and_gradient(activation, background, labelled, masked, backend):
+def test_terms_are_those_of_the_formulas_in_value_and_gradient(activation, background, labeled, masked, backend):
     logits, labels = image(2, 3, 50)
-    y = oracle.one_hot(labels, 3) if labelled != "soft" else torch.rand(2, 3, 50, dtype=torch.float64).softmax(1)
+    y = oracle.one_hot(labels, 3) if labeled != "soft" else torch.rand(2, 3, 50, dtype=torch.float64).softmax(1)
     keep = torch.rand(2, 50) < 0.6 if masked else None
     loss = SegmentationLoss(0.5, 2.0, 3.0, TRIANGULAR, activation=activation, background=background, backend=backend)
-    terms = loss.terms(logits, labels if labelled == "map" else y, mask=keep)
+    terms = loss.terms(logits, labels if labeled == "map" else y, mask=keep)
     p = oracle.activate(logits, activation)
     dice = oracle.dice_loss(p, y, keep, background=background)
     ce = oracle.cross_entropy(logits, y, keep, activation=activation)
@@ -154,11 +154,11 @@ def test_terms_are_those_of_the_formulas_in_value_and_gradient(activation, backg
     torch.testing.assert_close(gradient(terms.total, logits), expected, atol=1e-12, rtol=1e-9)
 
 
-@pytest.mark.parametrize("labelled", ["map", "one-hot"])
-def test_class_weights_act_on_cross_entropy_as_torchs_do(labelled, backend):
+@pytest.mark.parametrize("labeled", ["map", "one-hot"])
+def test_class_weights_act_on_cross_entropy_as_torchs_do(labeled, backend):
     logits, labels = image(2, 3, 5, 6)
     weights = [0.2, 1.0, 3.0]
-    target = labels if labelled == "map" else oracle.one_hot(labels, 3)
+    target = labels if labeled == "map" else oracle.one_hot(labels, 3)
     loss = SegmentationLoss(0, 1, 0, class_weights=weights, backend=backend)(logits, target)
     expected = functional.cross_entropy(logits, target, weight=torch.tensor(weights, dtype=torch.float64))
     torch.testing.assert_close(loss, expected)
@@ -173,8 +173,8 @@ def test_twice_the_class_weights_double_dice_and_ace_and_leave_the_cross_entropy
         weights = [factor * weight for weight in (0.2, 1.0, 3.0)]
         return SegmentationLoss(class_weights=weights, **options).terms(logits, labels)
 
-    for labelled, options, grown in ((labels, {}, 1), (y, {}, 2), (labels, {"activation": "sigmoid"}, 2)):
-        one, two = terms(1, labelled, **options), terms(2, labelled, **options)
+    for labeled, options, grown in ((labels, {}, 1), (y, {}, 2), (labels, {"activation": "sigmoid"}, 2)):
+        one, two = terms(1, labeled, **options), terms(2, labeled, **options)
         assert (two.dice / one.dice).item() == pytest.approx(2)
         assert (two.ace / one.ace).item() == pytest.approx(2)
         assert (two.ce / one.ce).item() == pytest.approx(grown)
@@ -240,12 +240,12 @@ def outputs_at_three_scales() -> tuple[list[torch.Tensor], torch.Tensor]:
     return logits, torch.randint(0, 3, (2, 9, 12, 8))
 
 
-@pytest.mark.parametrize("labelled", ["map", "map with channel axis", "one-hot"])
+@pytest.mark.parametrize("labeled", ["map", "map with channel axis", "one-hot"])
 @every_loss
-def test_deep_supervision_is_the_weighted_sum_over_outputs_with_labels_at_the_middle(loss, labelled):
+def test_deep_supervision_is_the_weighted_sum_over_outputs_with_labels_at_the_middle(loss, labeled):
     outputs, labels = outputs_at_three_scales()
     mask = torch.rand(2, 1, 9, 12, 8) < 0.8
-    given = {"map": labels, "map with channel axis": labels[:, None], "one-hot": oracle.one_hot(labels, 3)}[labelled]
+    given = {"map": labels, "map with channel axis": labels[:, None], "one-hot": oracle.one_hot(labels, 3)}[labeled]
     got = loss(outputs, given, mask=mask)
 
     def at(tensor: torch.Tensor, size: torch.Size) -> torch.Tensor:
@@ -270,7 +270,7 @@ def test_terms_of_deep_supervision_add_up():
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.125, 0.25, 0.5, 0.875], ids=lambda value: f"p = {value}")
-def test_a_voxel_on_a_centre_or_edge_beside_an_empty_bin_has_a_finite_gradient(value, kernel, backend):
+def test_a_voxel_on_a_center_or_edge_beside_an_empty_bin_has_a_finite_gradient(value, kernel, backend):
     loss = ACELoss(Binning(4, kernel=kernel), activation="none", backend=backend)
     for voxels in (1, 3):
         p = torch.full((1, 1, voxels), value, requires_grad=True)
@@ -553,9 +553,9 @@ def test_labels_of_exclusive_classes_must_not_sum_to_more_than_one(options, back
     several[1, :, 7] = 1
     none[1, :, 7] = 0
     assert loss(logits, none).isfinite()  # a voxel without a label
-    for labelled in (several.byte(), several):
+    for labeled in (several.byte(), several):
         with pytest.raises(LabelError, match=r"exclusive classes must sum to 1 .* in case 1 .*activation='sigmoid'"):
-            loss(logits, labelled)
+            loss(logits, labeled)
     keep = torch.ones(2, 40, dtype=torch.bool)
     keep[1, 7] = False
     expected = loss(logits, labels, mask=keep)

@@ -65,12 +65,12 @@ def test_a_voxel_right_and_sure_has_no_error_and_one_wrong_and_sure_has_all(erro
 
 @pytest.mark.parametrize("error", [ece, ace, mce])
 def test_errors_have_no_nan_gradient_beside_an_empty_bin(error, backend):
-    on_centre = torch.tensor([[[0.125, 0.625]]], requires_grad=True)  # of 4 bins; the others are empty
+    on_center = torch.tensor([[[0.125, 0.625]]], requires_grad=True)  # of 4 bins; the others are empty
     stats = bin_statistics(
-        on_centre, torch.tensor([[[0, 1]]]), binning=Binning(4, kernel="triangular"), backend=backend
+        on_center, torch.tensor([[[0, 1]]]), binning=Binning(4, kernel="triangular"), backend=backend
     )
     error(stats).sum().backward()
-    assert on_centre.grad.isfinite().all()
+    assert on_center.grad.isfinite().all()
 
 
 def test_ace_has_the_gradient_of_the_formula(kernel):

@@ -14,7 +14,7 @@ from scipy import stats as scipy_stats
 from segcal import Evaluation, EvaluationAccumulator, OverlapCounts, ScoreSums, bin_statistics, compare
 from segcal.calibrators import Temperature, make_calibrator
 from segcal.evaluation.decisions import agreement_of
-from segcal.evaluation.diagrams import normalise, pareto_front, reliability, reliability_histogram
+from segcal.evaluation.diagrams import normalize, pareto_front, reliability, reliability_histogram
 from segcal.evaluation.intervals import holm
 from segcal.study.choose import Candidate, choose, parse_rule
 
@@ -208,7 +208,7 @@ def in_figures(comparison):
     assert histogram.share[2].tolist() == [0.5, 0.5, 0, 0]  # four cases at 0, four at 1/4
     yield "dataset histogram"
     values = torch.tensor([[0.8, 0.1], [0.4, 0.2]])
-    scaled = normalise(values, higher_is_better=torch.tensor([True, False]))
+    scaled = normalize(values, higher_is_better=torch.tensor([True, False]))
     torch.testing.assert_close(scaled, torch.tensor([[1.0, 1.0], [0.5, 0.5]]))
     yield "radar"
     assert pareto_front([(0.9, 0.2), (0.8, 0.1), (0.8, 0.2)]) == [1, 0]

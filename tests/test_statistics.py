@@ -86,7 +86,7 @@ def test_select_of_nothing_is_empty(two_cases):
     assert two_cases.select(cases=[]).count.shape == (0, 2, 4)
 
 
-def test_rebin_adds_neighbouring_bins(two_cases):
+def test_rebin_adds_neighboring_bins(two_cases):
     halves = two_cases.rebin(2)
     assert halves.count[0, 0].tolist() == [4, 12]
     assert halves.label_sum[1, 1].tolist() == [1, 13]

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),  # numpy's, which computes
 ]
 VOXELS = 300  # a block of the forward pass that is full and one that is not; the interpreter is slow
-LABELLED = [  # labels, inputs, masked
+LABELED = [  # labels, inputs, masked
     ("map", torch.float32, True),
     ("map", torch.float64, False),
     ("one-hot", torch.float32, False),
@@ -38,12 +38,12 @@ def small(*kind, **options) -> tuple[torch.Tensor, torch.Tensor]:
     return batch(*kind, voxels=VOXELS, **options)
 
 
-@pytest.mark.parametrize(("labelled", "dtype", "masked"), LABELLED)
+@pytest.mark.parametrize(("labeled", "dtype", "masked"), LABELED)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kernel", ["hard", "triangular", "bspline"])  # polynomials of degree 0, 1 and 3
-def test_sums_and_gradients_agree(kernel, activation, labelled, dtype, masked):
+def test_sums_and_gradients_agree(kernel, activation, labeled, dtype, masked):
     mask = torch.rand(2, VOXELS) < 0.7 if masked else None
-    voxels = read_voxels(*small(labelled, dtype, activation), mask=mask)
+    voxels = read_voxels(*small(labeled, dtype, activation), mask=mask)
     assert_agreement(voxels, (13, kernel, None, "left"), activation, "triton")
 
 
@@ -66,7 +66,7 @@ def test_label_types_agree(label_dtype):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_probabilities_of_zero_and_one_and_on_edges_and_centres_agree(kernel, activation):
+def test_probabilities_of_zero_and_one_and_on_edges_and_centers_agree(kernel, activation):
     voxels = read_voxels(*edge_batch(activation))
     assert_agreement(voxels, (10, kernel, None, "left"), activation, "triton")
 

@@ -13,13 +13,13 @@ from segcal.collect import read_voxels
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
-    ("labelled", "dtype"),
+    ("labeled", "dtype"),
     [*itertools.product(("map", "one-hot", "soft"), (torch.float32,)), ("map", torch.float64), ("soft", torch.float64)],
 )
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_sums_and_gradients_agree(kernel, activation, labelled, dtype, masked):
+def test_sums_and_gradients_agree(kernel, activation, labeled, dtype, masked):
     mask = torch.rand(2, VOXELS) < 0.7 if masked else None
-    voxels = read_voxels(*batch(labelled, dtype, activation), mask=mask)
+    voxels = read_voxels(*batch(labeled, dtype, activation), mask=mask)
     assert_agreement(voxels, (13, kernel, None, "left"), activation)
 
 
@@ -39,7 +39,7 @@ def test_label_types_agree(label_dtype, activation):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_probabilities_of_zero_and_one_and_on_edges_and_centres_agree(kernel, activation):
+def test_probabilities_of_zero_and_one_and_on_edges_and_centers_agree(kernel, activation):
     voxels = read_voxels(*edge_batch(activation))
     assert_agreement(voxels, (10, kernel, None, "left"), activation)
 

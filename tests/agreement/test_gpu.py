@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 
 @pytest.mark.parametrize("name", ["triton", "torch"])
-@pytest.mark.parametrize(("activation", "labelled"), list(itertools.product(ACTIVATIONS, ("map", "soft"))))
-def test_sums_and_gradients_agree_with_the_cpu(kernel, activation, labelled, name):
-    voxels = read_voxels(*batch(labelled, torch.float32, activation), mask=torch.rand(2, 70_000) < 0.7)
+@pytest.mark.parametrize(("activation", "labeled"), list(itertools.product(ACTIVATIONS, ("map", "soft"))))
+def test_sums_and_gradients_agree_with_the_cpu(kernel, activation, labeled, name):
+    voxels = read_voxels(*batch(labeled, torch.float32, activation), mask=torch.rand(2, 70_000) < 0.7)
     there = Voxels(*(part.cuda() for part in voxels))
     binning = (13, kernel, None, "left")
     got = [part.cpu() for part in sums_and_gradient(there, binning, activation, name)]

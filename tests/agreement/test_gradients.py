@@ -19,20 +19,20 @@ def labels_of(kind: str) -> torch.Tensor:
     }[kind]
 
 
-@pytest.mark.parametrize("labelled", ["map", "one-hot", "soft"])
+@pytest.mark.parametrize("labeled", ["map", "one-hot", "soft"])
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
-def test_ace_by_finite_differences(kernel, activation, labelled, backend):
+def test_ace_by_finite_differences(kernel, activation, labeled, backend):
     inputs = torch.randn(1, 3, 6, dtype=torch.float64)
     inputs = (inputs if activation != "none" else inputs.sigmoid()).requires_grad_()
     loss = ACELoss(Binning(4, kernel=kernel), activation=activation, backend=backend)
-    labels = labels_of(labelled)
+    labels = labels_of(labeled)
     assert torch.autograd.gradcheck(lambda x: loss(x, labels), inputs)
 
 
-@pytest.mark.parametrize("labelled", ["map", "one-hot", "soft"])
+@pytest.mark.parametrize("labeled", ["map", "one-hot", "soft"])
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-def test_all_terms_by_finite_differences(kernel, activation, labelled, backend):
-    inputs, labels = torch.randn(1, 3, 6, dtype=torch.float64, requires_grad=True), labels_of(labelled)
+def test_all_terms_by_finite_differences(kernel, activation, labeled, backend):
+    inputs, labels = torch.randn(1, 3, 6, dtype=torch.float64, requires_grad=True), labels_of(labeled)
     mask = torch.tensor([[1, 1, 1, 1, 0, 1]])
     binning = Binning(4, kernel=kernel)
     loss = SegmentationLoss(0.7, 1.3, 2.0, binning, activation=activation, class_weights=[0.5, 1, 2], backend=backend)

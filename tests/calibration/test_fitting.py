@@ -347,7 +347,7 @@ def test_regions_of_nnunets_dataset_json_are_calibrated_without_ignored_voxels(t
     assert load_calibrator(tmp_path / "c.json").report.voxels == kept < 4 * math.prod(SHAPE)
 
 
-def test_neighbours_that_are_left_out_are_no_neighbours(folder):
+def test_neighbors_that_are_left_out_are_no_neighbors(folder):
     hide_voxels(folder, value=3)
     done = fit(folder, "--ignore-index", "3", "--set", "dilations=[1]", method="local-temperature")
     assert done.exit_code == 2
@@ -447,8 +447,8 @@ def test_a_broken_case_is_left_out_and_the_exit_code_tells(folder):
         (("--method", "nothing"), "method must be one of 'temperature'"),
         (("--set", "objective=beauty"), "objective must be one of"),
         (
-            ("--set", "colour=red"),
-            "has no such setting as 'colour'; it has temperature, activation",
+            ("--set", "color=red"),
+            "has no such setting as 'color'; it has temperature, activation",
         ),
         (("--set", "objektive=ace"), "Did you mean 'objective'?"),
         (("--set", "activation=softmax"), "activation must not be a setting here"),

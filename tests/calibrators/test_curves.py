@@ -21,7 +21,7 @@ def fitted(calibrator, p, labels):
     return calibrator.fit([(torch.logit(torch.tensor([p], dtype=torch.float64)), torch.tensor([labels]))])
 
 
-def test_neighbours_in_the_wrong_order_are_joined():
+def test_neighbors_in_the_wrong_order_are_joined():
     curve = fitted(Isotonic(activation="sigmoid"), [0.1, 0.2, 0.2, 0.6, 0.7, 0.8, 0.9, 0.9], [0, 1, 0, 0, 1, 0, 1, 1])
     found = transformed(curve, [0.1, 0.2, 0.6, 0.7, 0.8, 0.9])
     assert found == pytest.approx([0.5 / 2, 1 / 3, 1 / 3, 1 / 2, 1 / 2, 2.5 / 3])

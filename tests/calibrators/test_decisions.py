@@ -15,7 +15,7 @@ TEMPERATURES = (0.01, 0.3, 7.0, 100.0)
 
 @pytest.fixture(scope="module")
 def adversarial():
-    """float32 logits of three classes: neighbours, equal ones, very large and very small ones, in every order."""
+    """float32 logits of three classes: neighbors, equal ones, very large and very small ones, in every order."""
     random = np.random.default_rng(0)
     sizes = np.array([0, 1e-45, 1e-38, 1e-20, 1e-8, 0.3, 1, 3, 88, 1e4, 1e20, 3e38], dtype=np.float32)
     first = np.repeat(np.concatenate([sizes, -sizes]), 40)

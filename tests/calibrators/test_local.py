@@ -145,7 +145,7 @@ def test_an_image_that_tells_where_the_network_is_too_sure_is_used():
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_neighbours_that_tell_where_the_network_is_too_sure_are_used(axes):
+def test_neighbors_that_tell_where_the_network_is_too_sure_are_used(axes):
     """Large logits are right among large ones, and three times too large where their surroundings are small."""
     shape = (24, 24) if axes == 2 else (12, 12, 12)
 
@@ -291,7 +291,7 @@ def test_large_cases_are_learned_from_in_boxes_around_doubtful_voxels(monkeypatc
 
 
 def true_edge(seed, noise=2.0):
-    """Logits along a slanted edge, with noise from voxel to voxel that the neighbours do not share."""
+    """Logits along a slanted edge, with noise from voxel to voxel that the neighbors do not share."""
     random = torch.Generator().manual_seed(seed)
     place = torch.arange(16.0)
     logits = (place[:, None, None] - place[None, :, None] + 0 * place[None, None, :]) / 2
@@ -300,14 +300,14 @@ def true_edge(seed, noise=2.0):
     return truth + noise * torch.randn(truth.shape, generator=random), labels
 
 
-def test_neighbours_help_where_noise_is_not_theirs_and_no_decision_changes():
+def test_neighbors_help_where_noise_is_not_theirs_and_no_decision_changes():
     cases = [true_edge(seed) for seed in range(4)]
     fits = [LocalTemperature(**QUICK, ace=0, smoothing=smoothing).fit(cases) for smoothing in (False, True)]
     logits, labels = true_edge(99)
-    alone, with_neighbours = (each.transform(logits) for each in fits)
-    assert nll(with_neighbours, labels) < nll(alone, labels) - 0.01
-    assert torch.equal(with_neighbours.argmax(0), logits.argmax(0))
-    assert torch.equal(with_neighbours.softmax(0).argmax(0), logits.argmax(0))
+    alone, with_neighbors = (each.transform(logits) for each in fits)
+    assert nll(with_neighbors, labels) < nll(alone, labels) - 0.01
+    assert torch.equal(with_neighbors.argmax(0), logits.argmax(0))
+    assert torch.equal(with_neighbors.softmax(0).argmax(0), logits.argmax(0))
     shares = fits[1].shares
     assert shares.shape == (3,)
     assert shares.min() > 0
@@ -316,7 +316,7 @@ def test_neighbours_help_where_noise_is_not_theirs_and_no_decision_changes():
         fits[1].transform(logits[:, 0])
 
 
-def test_smoothing_is_the_mean_of_neighbours_and_comes_back_from_its_file(tmp_path):
+def test_smoothing_is_the_mean_of_neighbors_and_comes_back_from_its_file(tmp_path):
     cases = [true_edge(seed) for seed in range(2)]
     fitted = LocalTemperature(steps=5, width=4, smoothing=True).fit(cases)
     fitted.save(tmp_path / "c.json")

@@ -1,4 +1,4 @@
-"""Newton's method within bounds: against scipy, and by the conditions that only a minimum fulfils."""
+"""Newton's method within bounds: against scipy, and by the conditions that only a minimum fulfills."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 from scipy.optimize import lsq_linear
 
-from segcal.calibrators.newton import Quadratic, minimise
+from segcal.calibrators.newton import Quadratic, minimize
 from segcal.errors import SegcalError
 
 
 def least_squares(matrix, target):
-    """Half the sum of squares, as `minimise` takes it."""
+    """Half the sum of squares, as `minimize` takes it."""
     matrix, target = torch.as_tensor(matrix, dtype=torch.float64), torch.as_tensor(target, dtype=torch.float64)
 
     def evaluate(x):
@@ -39,7 +39,7 @@ def test_sums_of_squares_within_bounds_are_as_small_as_scipys(seed):
         high = low + 2 * random.exponential(size=size)
         start = torch.from_numpy(3 * random.normal(size=size))  # often outside
         evaluate = least_squares(matrix, target)
-        found = minimise(evaluate, start, torch.from_numpy(low), torch.from_numpy(high))
+        found = minimize(evaluate, start, torch.from_numpy(low), torch.from_numpy(high))
         x, gradient = found.parameters.numpy(), evaluate(found.parameters).gradient.numpy()
         assert ((x >= low) & (x <= high)).all()
         steep = 1e-6 * np.abs(matrix.T @ matrix).max()
@@ -53,27 +53,27 @@ def test_sums_of_squares_within_bounds_are_as_small_as_scipys(seed):
 
 
 def test_without_active_bounds_one_step_is_enough():
-    found = minimise(least_squares(np.diag([1.0, 100.0, 1e-3]), [1.0, 2.0, 3.0]), torch.zeros(3).double(), *wide(3))
+    found = minimize(least_squares(np.diag([1.0, 100.0, 1e-3]), [1.0, 2.0, 3.0]), torch.zeros(3).double(), *wide(3))
     assert found.parameters.tolist() == pytest.approx([1, 0.02, 3000])
     assert found.passes == 2
     assert found.at_bound == ()
 
 
 def test_directions_that_change_nothing_are_left_where_they_start():
-    found = minimise(least_squares([[1.0, 1.0]], [1.0]), torch.tensor([3.0, 1.0]).double(), *wide(2))
+    found = minimize(least_squares([[1.0, 1.0]], [1.0]), torch.tensor([3.0, 1.0]).double(), *wide(2))
     assert found.value == pytest.approx(0, abs=1e-20)
     assert found.parameters.tolist() == pytest.approx([1.5, -0.5])
 
 
 def test_a_flat_function_stays_at_its_start():
-    found = minimise(least_squares(np.zeros((1, 2)), [1.0]), torch.tensor([3.0, 1.0]).double(), *wide(2))
+    found = minimize(least_squares(np.zeros((1, 2)), [1.0]), torch.tensor([3.0, 1.0]).double(), *wide(2))
     assert found.parameters.tolist() == [3, 1]
     assert found.gradient == 0
 
 
 def test_a_start_outside_of_the_bounds_is_taken_to_them():
     low, high = torch.tensor([0.0, 0.0]).double(), torch.tensor([1.0, 1.0]).double()
-    found = minimise(least_squares(np.eye(2), [5.0, 0.5]), torch.tensor([-9.0, 9.0]).double(), low, high)
+    found = minimize(least_squares(np.eye(2), [5.0, 0.5]), torch.tensor([-9.0, 9.0]).double(), low, high)
     assert found.parameters.tolist() == [1, 0.5]
     assert found.at_bound == (0,)
     assert found.gradient < 1e-12  # of what the bounds leave open
@@ -85,7 +85,7 @@ def slope(x):
 
 def test_a_slope_without_end_leads_exactly_to_the_bound():
     low, high = torch.tensor([0.01, -3.0]).double(), torch.tensor([100.0, 3.0]).double()
-    found = minimise(slope, torch.ones(2).double(), low, high)
+    found = minimize(slope, torch.ones(2).double(), low, high)
     assert torch.equal(found.parameters, low)
     assert found.at_bound == (0, 1)
 
@@ -97,14 +97,14 @@ def test_curves_that_are_no_parabola_are_followed_to_their_minimum():
         )
 
     for start in (-30.0, 0.0, 25.0):
-        found = minimise(evaluate, torch.tensor([start]).double(), *wide(1))
+        found = minimize(evaluate, torch.tensor([start]).double(), *wide(1))
         assert found.parameters.item() == pytest.approx(2 + math.asinh(-0.5), rel=1e-6)
         assert found.gradient < 1e-5
 
     def flat_outside(x):  # log(cosh(x)): a whole step from beyond 1.09 goes astray
         return Quadratic(float(torch.log(torch.cosh(x))), torch.tanh(x), (1 - torch.tanh(x) ** 2).reshape(1, 1))
 
-    assert minimise(flat_outside, torch.tensor([6.0]).double(), *wide(1)).parameters.item() == pytest.approx(
+    assert minimize(flat_outside, torch.tensor([6.0]).double(), *wide(1)).parameters.item() == pytest.approx(
         0, abs=1e-6
     )
 
@@ -114,7 +114,7 @@ def test_a_fit_that_does_not_settle_says_so():
         return Quadratic(float(x @ x) / 2, x, 1000 * torch.eye(1).double())
 
     with pytest.raises(SegcalError, match="must settle within 20 passes; the gradient is still"):
-        minimise(creeping, torch.ones(1).double(), *wide(1), most_passes=20)
+        minimize(creeping, torch.ones(1).double(), *wide(1), most_passes=20)
 
 
 def test_a_gradient_that_is_none_says_so():
@@ -122,4 +122,4 @@ def test_a_gradient_that_is_none_says_so():
         return Quadratic(float(x.sum()), -torch.ones(1).double(), torch.eye(1).double())
 
     with pytest.raises(SegcalError, match="no step lowers the objective"):
-        minimise(uphill, torch.zeros(1).double(), *wide(1))
+        minimize(uphill, torch.zeros(1).double(), *wide(1))

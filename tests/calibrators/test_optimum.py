@@ -28,7 +28,7 @@ def one_hot(labels, classes):
 
 
 def objective(method, activation, logits, labels, *, off_diagonal=1e-3, intercept=1e-3):
-    """The function that a method promises to minimise, of parameters in a row, and those that change nothing."""
+    """The function that a method promises to minimize, of parameters in a row, and those that change nothing."""
     z, y = logits.double().numpy(), labels.numpy()
     classes, identity = len(z), np.eye(len(z))
     affine = np.tile([1.0, 0.0], classes)

@@ -53,9 +53,9 @@ def spread(bins: int) -> Evaluation:
     part = made(0.0)
     counts = torch.zeros_like(part.statistics.count)
     counts[..., 20 - bins :] = 10
-    centres = (torch.arange(20) + 0.5) / 20
+    centers = (torch.arange(20) + 0.5) / 20
     return replace(
-        part, statistics=replace(part.statistics, count=counts, confidence_sum=counts * centres, label_sum=counts)
+        part, statistics=replace(part.statistics, count=counts, confidence_sum=counts * centers, label_sum=counts)
     )
 
 

@@ -65,7 +65,7 @@ def test_fewer_cases_and_no_test_folder_are_notes(acdc):
     found = check("acdc", acdc)
     assert found.problems == ()
     assert found.notes[0] == "The paper has 150 patients; 3 are here."
-    assert found.notes[1].startswith("testing/ has no labelled patients here")
+    assert found.notes[1].startswith("testing/ has no labeled patients here")
 
 
 def test_progress_reaches_the_number_of_cases(acdc):

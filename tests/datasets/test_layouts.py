@@ -62,7 +62,7 @@ def test_acdc_without_a_test_folder_says_so(tmp_path):
     dataset = open_dataset("acdc", layouts.write_acdc(tmp_path))
     assert dataset.official_test == ()
     assert dataset.shares == (60, 10, 30)
-    assert "testing/ has no labelled patients" in dataset.split_note
+    assert "testing/ has no labeled patients" in dataset.split_note
 
 
 def test_acdc_test_images_without_labels_are_unlabelled(tmp_path):
@@ -82,7 +82,7 @@ def test_acdc_frame_without_label_is_a_problem_and_left_out(tmp_path):
     assert "patient003_frame12" not in names(dataset.cases)
     assert dataset.problems == (
         ("patient003_frame12", "patient003_frame12.nii.gz must have labels; there are none."),
-        ("patient003", "two labelled frames must be there, ED and ES; found 1."),
+        ("patient003", "two labeled frames must be there, ED and ES; found 1."),
     )
 
 

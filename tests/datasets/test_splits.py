@@ -63,9 +63,9 @@ def test_fewer_patients_are_divided_in_proportion_with_one_on_each_side(patients
 
 
 def test_too_few_patients_are_refused():
-    with pytest.raises(ConfigError, match="at least 3 labelled patients to divide; it has 2"):
+    with pytest.raises(ConfigError, match="at least 3 labeled patients to divide; it has 2"):
         make_split(dataset(2))
-    with pytest.raises(ConfigError, match="at least 2 labelled patients to divide; it has 1"):
+    with pytest.raises(ConfigError, match="at least 2 labeled patients to divide; it has 1"):
         make_split(dataset(3, official=2))
 
 
@@ -117,7 +117,7 @@ def test_a_file_may_name_patients_and_leave_out_cases(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("train p0000\ntest p9999", r"split.txt, line 2: case 'p9999' must be one of the 8 labelled cases"),
+        ("train p0000\ntest p9999", r"split.txt, line 2: case 'p9999' must be one of the 8 labeled cases"),
         ("train p0001_frame9", r"line 1: .*Did you mean 'p0001_frame1'\?"),
         ("train p0000\n\ntest p0000_frame1", r"line 3: patient p0000 must be on one side; line 1 has train, this test"),
         ("train p0000_frame0\ntrain p0000", r"line 2: case p0000_frame0 must be named once; line 1 names it too"),

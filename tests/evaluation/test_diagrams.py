@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from segcal import Binning, BinStatistics, ShapeError, bin_statistics
-from segcal.evaluation.diagrams import normalise, reliability, reliability_histogram
+from segcal.evaluation.diagrams import normalize, reliability, reliability_histogram
 from segcal.evaluation.intervals import wilson
 
 NAN = math.nan
@@ -112,7 +112,7 @@ def test_a_calibrated_predictor_lies_on_the_diagonal():
 
 def test_the_best_method_has_one_on_every_axis_and_outward_is_better():
     values = torch.tensor([[0.8, 0.10, 0.0], [0.9, 0.05, 0.2], [NAN, 0.20, NAN]])
-    scaled = normalise(values, higher_is_better=torch.tensor([True, False, False]))
+    scaled = normalize(values, higher_is_better=torch.tensor([True, False, False]))
     assert scaled.numpy() == pytest.approx(
         np.array([[8 / 9, 0.5, 1.0], [1.0, 1.0, 0.0], [NAN, 0.25, NAN]]), nan_ok=True
     )

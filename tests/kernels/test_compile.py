@@ -67,12 +67,12 @@ def test_the_loss_of_several_scales_compiles():
     torch.testing.assert_close(*(torch.autograd.grad(value, outputs) for value in values))
 
 
-@pytest.mark.parametrize("labelled", ["map", "soft"])
+@pytest.mark.parametrize("labeled", ["map", "soft"])
 @pytest.mark.parametrize(("bins", "kernel"), [(0, "hard"), (5, "hard"), (5, "gaussian")])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_operator_keeps_torchs_rules(labelled, bins, kernel, masked, backend):
+def test_the_operator_keeps_torchs_rules(labeled, bins, kernel, masked, backend):
     inputs = torch.randn(2, 3, 12, requires_grad=True)
-    labels = torch.randint(0, 3, (2, 1, 12)) if labelled == "map" else torch.rand(2, 3, 12).softmax(1)
+    labels = torch.randint(0, 3, (2, 1, 12)) if labeled == "map" else torch.rand(2, 3, 12).softmax(1)
     mask = torch.rand(2, 12) < 0.5 if masked else None
     arguments = (inputs, labels, mask, bins, kernel, None, "left", "softmax", True, backend)
     outcome = torch.library.opcheck(torch.ops.segcal.voxel_sums, arguments)

@@ -21,7 +21,7 @@ BINNINGS = st.one_of(
 
 @st.composite
 def images(draw, cases: int | None = None) -> tuple[Tensor, Tensor]:
-    """Probabilities with many on edges, centres, 0 and 1, and soft or one-hot labels, (case, class, voxel)."""
+    """Probabilities with many on edges, centers, 0 and 1, and soft or one-hot labels, (case, class, voxel)."""
     shape = (cases or draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 30)))
     dtype = draw(st.sampled_from([torch.float32, torch.float64]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))

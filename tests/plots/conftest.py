@@ -62,11 +62,11 @@ class Picture:
         return tuple(self.pixels[len(self.pixels) - 1 - int(up), int(across)])
 
     def around(self, ax, x, y, reach=2):
-        """All colours within a few pixels of a point, for lines that are thin."""
+        """All colors within a few pixels of a point, for lines that are thin."""
         across, up = (int(value) for value in ax.transData.transform((x, y)))
         row = len(self.pixels) - 1 - up
         window = self.pixels[row - reach : row + reach + 1, across - reach : across + reach + 1]
-        return {tuple(colour) for colour in window.reshape(-1, 3)}
+        return {tuple(color) for color in window.reshape(-1, 3)}
 
     def nothing_clipped(self):
         """Whether everything drawn lies within the figure, to a tenth of a point."""
@@ -81,9 +81,9 @@ def picture():
     return Picture
 
 
-def near(colour, hexadecimal, tolerance=40):
+def near(color, hexadecimal, tolerance=40):
     wanted = [int(hexadecimal[i : i + 2], 16) for i in (1, 3, 5)]
-    return max(abs(a - b) for a, b in zip(colour, wanted, strict=True)) <= tolerance
+    return max(abs(a - b) for a, b in zip(color, wanted, strict=True)) <= tolerance
 
 
 @pytest.fixture(name="near")

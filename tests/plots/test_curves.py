@@ -28,16 +28,16 @@ def test_memberships_are_squares_and_triangles():
     x, y = lines[1, 2].get_data()
     np.testing.assert_allclose(y, np.maximum(1 - 5 * np.abs(x - 0.5), 0), atol=1e-7)
     x, y = lines[1, 0].get_data()
-    assert (y[x <= 0.1] == 1).all()  # below the first centre
+    assert (y[x <= 0.1] == 1).all()  # below the first center
 
 
-def test_memberships_in_the_picture_have_the_bins_colours(picture, near):
+def test_memberships_in_the_picture_have_the_bins_colors(picture, near):
     figure = new_figure(3.5, 2.2)
     ax = figure.add_subplot()
     memberships(ax, [Binning(5)])
     drawn = picture(figure)
-    for x, colour in ((0.1, "#0072B2"), (0.3, "#D55E00"), (0.5, "#009E73")):
-        assert any(near(pixel, colour) for pixel in drawn.around(ax, x, 1.0))
+    for x, color in ((0.1, "#0072B2"), (0.3, "#D55E00"), (0.5, "#009E73")):
+        assert any(near(pixel, color) for pixel in drawn.around(ax, x, 1.0))
     assert drawn.at(ax, 0.1, 0.5) == (255, 255, 255)
     assert drawn.nothing_clipped()
 

@@ -16,7 +16,7 @@ from segcal.plots import (
     volume_differences,
 )
 
-COLOURS = {"a": "#0072B2", "b": "#E69F00"}
+COLORS = {"a": "#0072B2", "b": "#E69F00"}
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def found(make_evaluation):
 
 def lines(draw, found):
     ax = new_figure().add_subplot()
-    draw(ax, found, COLOURS)
-    return [line for line in ax.get_lines() if line.get_color() in COLOURS.values()]
+    draw(ax, found, COLORS)
+    return [line for line in ax.get_lines() if line.get_color() in COLORS.values()]
 
 
 def points(line):

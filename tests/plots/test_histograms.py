@@ -58,10 +58,10 @@ def test_a_share_of_zero_is_white(picture, histogram):
     assert max(drawn.at(ax, 0.1, 0.3)) < 12  # magma ends near black
 
 
-def test_a_colour_bar_runs_from_0_to_1_beside_the_axes(histogram, picture):
+def test_a_color_bar_runs_from_0_to_1_beside_the_axes(histogram, picture):
     figure = new_figure()
     ax = figure.add_subplot()
-    reliability_histogram(ax, histogram, colour_bar=True, title="a$b")
+    reliability_histogram(ax, histogram, color_bar=True, title="a$b")
     (bar,) = ax.child_axes
     assert [text.get_text() for text in bar.get_yticklabels()] == ["0", "0.01", "0.1", "0.3", "1"]
     assert bar.get_ylim() == (0, 1)

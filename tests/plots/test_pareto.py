@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from segcal import ConfigError
 from segcal.evaluation.diagrams import pareto_front
-from segcal.plots import TradeOff, method_colours, new_figure, pareto, pareto_figure
+from segcal.plots import TradeOff, method_colors, new_figure, pareto, pareto_figure
 
 NAN = math.nan
 RUNS = [
@@ -70,7 +70,7 @@ def test_runs_means_and_front_stand_where_their_numbers_are(picture, near):
     assert list(made) == [*MEANS, "front"]
     for method, mean in MEANS.items():
         np.testing.assert_allclose(made[method].get_xydata(), [mean])
-        assert made[method].get_color() == method_colours(MEANS)[method]
+        assert made[method].get_color() == method_colors(MEANS)[method]
     dots = [line for line in ax.lines if line.get_alpha() is not None]
     np.testing.assert_array_equal(np.concatenate([line.get_xydata() for line in dots]), [run[1:] for run in RUNS])
     front = made["front"].get_xydata()
@@ -79,8 +79,8 @@ def test_runs_means_and_front_stand_where_their_numbers_are(picture, near):
     drawn = picture(figure)
     assert near(drawn.at(ax, *MEANS["sL1-ACE"]), "#009E73")
     # From the first of the front the line goes up, then right: what lies above or left of it is beaten.
-    grey = [any(near(pixel, "#8C8C8C") for pixel in drawn.around(ax, *at)) for at in ((0.845, 0.11), (0.855, 0.08))]
-    assert grey == [True, False]
+    gray = [any(near(pixel, "#8C8C8C") for pixel in drawn.around(ax, *at)) for at in ((0.845, 0.11), (0.855, 0.08))]
+    assert gray == [True, False]
     assert drawn.nothing_clipped()
 
 
@@ -135,7 +135,7 @@ def test_few_runs_can_be_drawn(runs, front, picture):
     assert picture(figure).nothing_clipped()
 
 
-def test_panels_share_colours_and_one_legend(picture):
+def test_panels_share_colors_and_one_legend(picture):
     figure = new_figure(7.16, 4.5)
     panels = {"ACDC": RUNS[3:], "KiTS": RUNS, "BraTS": RUNS[:3]}
     axes = pareto_figure(figure, panels, budgets={"KiTS": 0.85})
@@ -174,7 +174,7 @@ def test_twenty_methods_can_be_told_apart(picture):
 def test_names_and_panels_that_do_not_fit_are_refused():
     ax = new_figure().add_subplot()
     with pytest.raises(ConfigError, match="'CE' has none"):
-        pareto(ax, RUNS[:3], colours={"DSC+CE": "#000000"})
+        pareto(ax, RUNS[:3], colors={"DSC+CE": "#000000"})
     with pytest.raises(ConfigError, match="no method may be called 'front'"):
         pareto(ax, [TradeOff("front", 0.8, 0.1)])
     with pytest.raises(ConfigError, match="at least one; got none"):

@@ -26,10 +26,10 @@ def test_contours_are_of_true_positives_false_negatives_and_false_positives(slic
     ax = figure.add_subplot()
     probability_map(ax, image, probability, labels, title="dice-ce")
     drawn = picture(figure)
-    for left, colour in ((2, BLUE), (5, RED), (9, YELLOW)):
+    for left, color in ((2, BLUE), (5, RED), (9, YELLOW)):
         edge = left + 0.15  # the line runs just inside the region
-        assert any(near(pixel, colour) for pixel in drawn.around(ax, edge, 4.0)), colour
-        others = {BLUE, RED, YELLOW} - {colour}
+        assert any(near(pixel, color) for pixel in drawn.around(ax, edge, 4.0)), color
+        others = {BLUE, RED, YELLOW} - {color}
         assert not any(near(pixel, other) for pixel in drawn.around(ax, edge, 4.0) for other in others)
 
 
@@ -47,7 +47,7 @@ def test_voxels_have_the_shade_of_their_probability_over_the_image(slices, pictu
     np.testing.assert_allclose(drawn.at(ax, 10.0, 4.0), 0.7 * viridis, atol=4)
 
 
-def test_the_first_axis_runs_right_the_second_up_in_millimetres(picture):
+def test_the_first_axis_runs_right_the_second_up_in_millimeters(picture):
     image = np.zeros((4, 2))
     image[3, 1] = 1.0  # the far end of both
     figure = new_figure()

@@ -33,7 +33,7 @@ def test_the_best_value_of_each_axis_is_readable():
     assert [text.get_text() for text in ax.texts] == ["DSC ↑\n0.800", "macro ACE ↓\n0.050", "micro ACE ↓\n0.100"]
 
 
-def test_lines_have_the_methods_colours_in_the_picture(picture, near):
+def test_lines_have_the_methods_colors_in_the_picture(picture, near):
     figure, ax = polar()
     radar(ax, VALUES)
     drawn = picture(figure)

@@ -68,18 +68,16 @@ def test_errors_are_printed_as_received_and_the_band_is_named(diagram):
     assert "Bars: 95%, made by hand" in texts(figure)
 
 
-def test_over_and_underconfident_gaps_have_their_colours(diagram, picture, near):
+def test_over_and_underconfident_gaps_have_their_colors(diagram, picture, near):
     figure = new_figure(3.5, 4.3)
-    upper, lower = reliability_diagram(figure, diagram, colour="#009E73")
+    upper, lower = reliability_diagram(figure, diagram, color="#009E73")
     drawn = picture(figure)
-    pale = {
-        colour: [round(0.35 * int(colour[i : i + 2], 16) + 0.65 * 255) for i in (1, 3, 5)] for colour in (OVER, UNDER)
-    }
-    for x, y, colour in ((0.52, 0.45, OVER), (0.02, 0.3, UNDER)):
+    pale = {color: [round(0.35 * int(color[i : i + 2], 16) + 0.65 * 255) for i in (1, 3, 5)] for color in (OVER, UNDER)}
+    for x, y, color in ((0.52, 0.45, OVER), (0.02, 0.3, UNDER)):
         seen = drawn.around(upper, x, y, reach=8)
-        assert any(near(pixel, colour) for pixel in seen), "the hatch"
-        assert tuple(pale[colour]) in {tuple(int(x) for x in pixel) for pixel in seen} or any(
-            max(abs(a - b) for a, b in zip(pixel, pale[colour], strict=True)) < 4 for pixel in seen
+        assert any(near(pixel, color) for pixel in seen), "the hatch"
+        assert tuple(pale[color]) in {tuple(int(x) for x in pixel) for pixel in seen} or any(
+            max(abs(a - b) for a, b in zip(pixel, pale[color], strict=True)) < 4 for pixel in seen
         ), "the shade"
     assert drawn.at(upper, 0.37, 0.1) == (255, 255, 255)  # an empty bin has no gap
     assert any(near(pixel, "#009E73") for pixel in drawn.around(upper, 0.7, 0.3))

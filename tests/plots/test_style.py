@@ -1,16 +1,16 @@
-"""A method keeps its colour, text keeps its letters, and settings stay as they were."""
+"""A method keeps its color, text keeps its letters, and settings stay as they were."""
 
 import matplotlib
 import pytest
 
-from segcal.plots import method_colours, new_figure
+from segcal.plots import method_colors, new_figure
 from segcal.plots.style import default_settings, legend_below, number, width_of, wrap
 
-BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"  # Okabe and Ito
+BLUE, ORANGE, GREEN, VERMILION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"  # Okabe and Ito
 
 
 @pytest.mark.parametrize(
-    ("name", "colour"),
+    ("name", "color"),
     [
         ("dice-ce", BLUE),
         ("Dice + CE", BLUE),
@@ -26,27 +26,27 @@ BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55
         ("DSC + CE + Hard mL1-ACE (ours)", ORANGE),
         ("soft_ace", GREEN),
         ("sL1-ACE", GREEN),
-        ("temperature", VERMILLION),
-        ("DSC+CE with temperature scaling", VERMILLION),
-        ("TS", VERMILLION),
+        ("temperature", VERMILION),
+        ("DSC+CE with temperature scaling", VERMILION),
+        ("TS", VERMILION),
     ],
 )
-def test_the_papers_methods_have_their_colours_however_spelt(name, colour):
-    assert method_colours([name]) == {name: colour}
+def test_the_papers_methods_have_their_colors_however_spelt(name, color):
+    assert method_colors([name]) == {name: color}
 
 
 @pytest.mark.parametrize("name", ["mine", "soft tissue", "ace", "hard-ace 50 bins", "dice", "space", "", "$x_1$"])
-def test_other_names_have_none_of_their_colours(name):
-    assert method_colours([name])[name] not in {BLUE, ORANGE, GREEN, VERMILLION, PURPLE}
+def test_other_names_have_none_of_their_colors(name):
+    assert method_colors([name])[name] not in {BLUE, ORANGE, GREEN, VERMILION, PURPLE}
 
 
-def test_colours_differ_and_come_in_order():
+def test_colors_differ_and_come_in_order():
     names = ["a", "b", "dice-ce", "DSC+CE", "c"]
-    colours = method_colours(names)
-    assert list(colours) == names
-    assert len(set(colours.values())) == 5
-    assert colours["dice-ce"] == BLUE
-    assert method_colours(["a", "b"]) == {name: colours[name] for name in "ab"}
+    colors = method_colors(names)
+    assert list(colors) == names
+    assert len(set(colors.values())) == 5
+    assert colors["dice-ce"] == BLUE
+    assert method_colors(["a", "b"]) == {name: colors[name] for name in "ab"}
 
 
 @pytest.mark.parametrize("text", ["a few words that do not fit", "nospaceanywhereinthisname", "W" * 30, "two\nlines"])

@@ -323,7 +323,7 @@ def test_decisions_are_taken_on_what_a_calibrator_makes(folder):
     assert not np.array_equal(expected, draw(0)[0].argmax(-1))
 
 
-def test_a_calibrator_that_looks_at_neighbours_sees_them(folder):
+def test_a_calibrator_that_looks_at_neighbors_sees_them(folder):
     settings = {"dilations": [1], "steps": 5}
     fit_calibrator(
         folder / "maps", folder / "truth", folder / "c.json", method="local-temperature", settings=settings, folds=0

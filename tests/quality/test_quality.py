@@ -77,10 +77,10 @@ def test_a_file_keeps_what_was_learned(cohort, tmp_path):
     evaluation = Evaluation.load(cohort / "results" / "evaluation.npz").foreground()
     assert make_queue(read, evaluation).rows == make_queue(made, evaluation).rows
     text = (tmp_path / "quality.json").read_text()
-    assert "case_00" not in text  # names of labelled cases stay where they are
+    assert "case_00" not in text  # names of labeled cases stay where they are
 
 
-def test_unlabelled_cases_give_the_sums_of_labelled_ones(cohort, quality, tmp_path):
+def test_unlabelled_cases_give_the_sums_of_labeled_ones(cohort, quality, tmp_path):
     """The queue of maps equals the one of the evaluation, which read the same maps beside their labels."""
     queue = queue_of(quality, cohort, tmp_path)
     evaluation = Evaluation.load(cohort / "results" / "evaluation.npz").foreground()

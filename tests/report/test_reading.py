@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from gaps import CAUTIOUS, CENTRES, EXTREME, OVER, UNDER, make
+from gaps import CAUTIOUS, CENTERS, EXTREME, OVER, UNDER, make
 
 from segcal.comparison.comparison import compare
 from segcal.comparison.matching import match_cases
@@ -52,9 +52,9 @@ def read(evaluations):
             ],
         ),
         (CAUTIOUS, ["net is underconfident about liver"]),
-        ([max(0.0, c - 0.1) for c in CENTRES], ["net overestimates liver: where it gives"]),
-        ([min(1.0, c + 0.1) for c in CENTRES], ["net underestimates liver: where it gives"]),
-        (CENTRES, ["net is well calibrated"]),
+        ([max(0.0, c - 0.1) for c in CENTERS], ["net overestimates liver: where it gives"]),
+        ([min(1.0, c + 0.1) for c in CENTERS], ["net underestimates liver: where it gives"]),
+        (CENTERS, ["net is well calibrated"]),
     ],
     ids=["over", "sure of no", "extreme", "cautious", "too much", "too little", "calibrated"],
 )
@@ -74,7 +74,7 @@ def test_the_reading_compares_the_error_with_chance_and_says_that_chance_is_more
 
 def test_the_verdict_is_that_of_the_classes_not_of_their_pool():
     """Pooled, what one class is given too much hides what the other is given too little."""
-    more, less = [max(0.0, c - 0.08) for c in CENTRES], [min(1.0, c + 0.08) for c in CENTRES]
+    more, less = [max(0.0, c - 0.08) for c in CENTERS], [min(1.0, c + 0.08) for c in CENTERS]
     (paragraph,) = read({"net": make(more, less)})
     assert "well calibrated" not in paragraph
     assert "overestimates liver" in paragraph
@@ -82,22 +82,22 @@ def test_the_verdict_is_that_of_the_classes_not_of_their_pool():
 
 
 def test_the_reading_names_the_class_that_is_furthest_off():
-    (paragraph,) = read({"net": make(CENTRES, OVER)})
+    (paragraph,) = read({"net": make(CENTERS, OVER)})
     assert "net is overconfident about tumour: where it gives 50 to 100 %, tumour is there 20.0 percentage" in paragraph
     assert "furthest off, with a pooled ACE of 0.100" in paragraph
     assert "The other classes are not off" in paragraph
 
 
 def test_a_small_gap_is_not_told_and_cases_that_are_off_each_their_way_are():
-    assert "well calibrated" in read({"net": make([c - 0.005 for c in CENTRES])})[0]
-    noisy = make([c - 0.02 for c in CENTRES], wobble=0.1)  # inside its band, over patients
+    assert "well calibrated" in read({"net": make([c - 0.005 for c in CENTERS])})[0]
+    noisy = make([c - 0.02 for c in CENTERS], wobble=0.1)  # inside its band, over patients
     (paragraph,) = read({"net": noisy})
     assert "well calibrated" not in paragraph
     assert "net is calibrated on average over patients, but not case by case" in paragraph
 
 
 def test_a_bin_that_one_patient_fills_is_not_told():
-    evaluation = make(CENTRES)
+    evaluation = make(CENTERS)
     count, confidence, labels = (
         getattr(evaluation.statistics, name) for name in ("count", "confidence_sum", "label_sum")
     )
@@ -109,7 +109,7 @@ def test_a_bin_that_one_patient_fills_is_not_told():
 
 def test_of_many_bins_those_that_chance_alone_moves_are_not_told():
     """Labels drawn from the probabilities: one bin of twenty lies outside its band, and 9 of 10 methods were off."""
-    calibrated = make(CENTRES, CENTRES, cases=8)
+    calibrated = make(CENTERS, CENTERS, cases=8)
     few = replace(calibrated.statistics, count=calibrated.statistics.count / 10)
     few = replace(few, confidence_sum=few.confidence_sum / 10)
     told = [read({"net": replace(calibrated, statistics=drawn)})[0] for drawn in calibrated_draws(few, number=10)]
@@ -124,26 +124,26 @@ def test_an_empty_bin_does_not_break_a_range():
 
 
 def test_the_reading_says_which_method_is_better_and_whether_significantly():
-    better, *_ = read({"old": make(OVER), "new": make([c - 0.1 if c > 0.5 else c for c in CENTRES])})
+    better, *_ = read({"old": make(OVER), "new": make([c - 0.1 if c > 0.5 else c for c in CENTERS])})
     assert better.startswith(
         "new lowers the ACE of old by 50 %, from 0.100 to 0.050, a significant difference, p = 0.031"
     )
     assert "Its negative log-likelihood is 0.2000 against 0.2000, no significant difference, p = 1.000." in better
-    worse, *_ = read({"old": make(CENTRES), "new": make(OVER, wobble=0.01)})
+    worse, *_ = read({"old": make(CENTERS), "new": make(OVER, wobble=0.01)})
     assert worse.startswith("new raises the ACE of old from 0.000 to 0.105, a significant difference")
     same, *_ = read({"old": make(OVER), "new": make(OVER)})
     assert same.startswith("new leaves the ACE of old as it is, 0.100, no significant difference, p = 1.000")
 
 
 def test_the_reading_picks_the_best_of_several_and_counts_incomplete_cases():
-    methods = {"a": make(OVER, absent=[(0, 0)]), "b": make(CENTRES, absent=[(0, 0)]), "c": make(UNDER, absent=[(0, 0)])}
+    methods = {"a": make(OVER, absent=[(0, 0)]), "b": make(CENTERS, absent=[(0, 0)]), "c": make(UNDER, absent=[(0, 0)])}
     text = " ".join(read(methods))
     assert "Of all methods, b has the lowest ACE (0.083) and a the highest Dice coefficient" in text
     assert "1 of 6 cases lacks at least one class. On the 5 complete cases alone the ACE is: a 0.100, b 0.000" in text
 
 
 def test_the_reading_does_not_call_a_method_best_that_chance_may_have_made_so():
-    old, worse = make(OVER), make([max(0.0, c - 0.3) for c in CENTRES])
+    old, worse = make(OVER), make([max(0.0, c - 0.3) for c in CENTERS])
     new = make(OVER)
     at = 60 * 15 + 30
     new.statistics.label_sum[::2, :, at] += 20  # better in half of the cases, worse in the others
@@ -153,7 +153,7 @@ def test_the_reading_does_not_call_a_method_best_that_chance_may_have_made_so():
 
 
 def test_a_single_case_can_be_read():
-    first, second, *_ = read({"old": make(OVER, cases=1), "new": make(CENTRES, cases=1)})
+    first, second, *_ = read({"old": make(OVER, cases=1), "new": make(CENTERS, cases=1)})
     assert "not tested, for fewer than 5 patients (n/a)" in first
     assert second.startswith("Whether old is well calibrated cannot be told from fewer than 5 patients. On average")
 
@@ -162,7 +162,7 @@ def test_a_single_case_can_be_read():
 
 
 def shifted(by):
-    return [c - by if c > 0.5 else c for c in CENTRES]
+    return [c - by if c > 0.5 else c for c in CENTERS]
 
 
 def top(evaluations):
@@ -183,9 +183,9 @@ def words(summary):
     [
         (OVER, "overconfident", "about liver"),
         (CAUTIOUS, "underconfident", "about liver"),
-        ([max(0.0, c - 0.1) for c in CENTRES], "overestimates", "liver"),
-        ([min(1.0, c + 0.1) for c in CENTRES], "underestimates", "liver"),
-        (CENTRES, "well calibrated", ""),
+        ([max(0.0, c - 0.1) for c in CENTERS], "overestimates", "liver"),
+        ([min(1.0, c + 0.1) for c in CENTERS], "underestimates", "liver"),
+        (CENTERS, "well calibrated", ""),
     ],
 )
 def test_the_verdict_is_a_word(frequencies, verdict, about):
@@ -206,13 +206,13 @@ def test_one_method_is_told_with_its_range_and_what_chance_would_show():
 
 
 def test_other_classes_that_are_off_are_counted():
-    assert words(top({"net": make(OVER, CAUTIOUS, CENTRES)})) == [
+    assert words(top({"net": make(OVER, CAUTIOUS, CENTERS)})) == [
         ("baseline", "overconfident", "about liver; 1 other class off, too")
     ]
 
 
 def test_cases_that_are_off_each_their_way_are_uneven():
-    summary = top({"net": make([c - 0.02 for c in CENTRES], wobble=0.1)})
+    summary = top({"net": make([c - 0.02 for c in CENTERS], wobble=0.1)})
     assert words(summary) == [("baseline", "uneven", "right on average, not case by case")]
     assert summary.sentences[0].startswith("net is right on average over patients, but not case by case")
 
@@ -233,20 +233,20 @@ def test_a_better_method_is_told_with_its_overlap_and_what_is_still_off():
 
 
 def test_what_a_better_method_cost_is_told():
-    dearer = top({"old": make(OVER), "new": make(CENTRES, nll=0.22)})
+    dearer = top({"old": make(OVER), "new": make(CENTERS, nll=0.22)})
     assert dearer.sentences[1] == (
         "The overlap of its segmentations with the labels does not differ beyond chance (DSC 0.800 against 0.800), but "
         "NLL rose by 10 %: part of the gain may come from less informative probabilities."
     )
     assert words(dearer)[1] == ("better, at a cost", "well calibrated", "")
-    both = top({"old": make(OVER), "new": make(CENTRES, nll=0.22, dice=0.7)})
+    both = top({"old": make(OVER), "new": make(CENTERS, nll=0.22, dice=0.7)})
     assert both.sentences[1].startswith(
         "Its segmentations overlap less with the labels (DSC 0.700 against 0.800, p = 0.031) and NLL rose by 10 %: part"
     )
-    worse = top({"old": make(OVER), "new": make(CENTRES, dice=0.7)})
+    worse = top({"old": make(OVER), "new": make(CENTERS, dice=0.7)})
     assert worse.sentences[1] == "Its segmentations overlap less with the labels (DSC 0.700 against 0.800, p = 0.031)."
     assert words(worse)[1][0] == "better, at a cost"
-    more = top({"old": make(OVER), "new": make(CENTRES, dice=0.9)})
+    more = top({"old": make(OVER), "new": make(CENTERS, dice=0.9)})
     assert more.sentences[1] == "Its segmentations overlap more with the labels (DSC 0.900 against 0.800, p = 0.031)."
     assert words(more)[1][0] == "better"
 
@@ -274,7 +274,7 @@ def test_of_several_the_best_that_chance_does_not_explain_is_told():
     assert "they are off by 2.5 percentage points against 10.0" in first
     assert first.endswith("; those of b are closer, too.")
     assert third.startswith("Still, c is overconfident")
-    methods = {"a": make(CENTRES), "b": make(OVER), "c": make(UNDER)}
+    methods = {"a": make(CENTERS), "b": make(OVER), "c": make(UNDER)}
     assert top(methods).sentences[0] == "No method is shown to be better calibrated than a; b and c are worse."
     assert top(methods).sentences[1].startswith("a is well calibrated")
     doubtful = make(OVER)
@@ -291,14 +291,14 @@ def test_few_patients_are_said_to_be_few():
         "Whether the probabilities of net mean what they say cannot be told from fewer than 5"
     )
     assert words(alone) == [("baseline", "unknown", "fewer than 5 patients")]
-    two = top({"old": make(OVER, cases=3), "new": make(CENTRES, cases=3)})
+    two = top({"old": make(OVER, cases=3), "new": make(CENTERS, cases=3)})
     assert two.sentences == [
         "Whether new is better calibrated than old cannot be told from fewer than 5 patients: on average it is off by "
         "0.0 percentage points against 10.0.",
         "Its segmentations have a DSC of 0.800 against 0.800, not tested.",
     ]
     assert words(two)[1] == ("not tested", "unknown", "fewer than 5 patients")
-    three = top({"a": make(OVER, cases=3), "b": make(CENTRES, cases=3), "c": make(UNDER, cases=3)})
+    three = top({"a": make(OVER, cases=3), "b": make(CENTERS, cases=3), "c": make(UNDER, cases=3)})
     assert three.sentences == [
         "Whether any method is better calibrated than a cannot be told from fewer than 5 patients."
     ]

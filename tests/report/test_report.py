@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 import torch
-from gaps import BINS, CENTRES, EXTREME, OVER, UNDER, make
+from gaps import BINS, CENTERS, EXTREME, OVER, UNDER, make
 from markup import Markup
 
 from segcal import ConfigError, FileError
@@ -41,7 +41,7 @@ def write(tmp_path, evaluations, **options):
 def test_the_tables_show_the_numbers_of_the_comparison(tmp_path):
     evaluations = {
         "old": make(OVER, UNDER, wobble=0.05, absent=[(1, 0)]),
-        "new": make(EXTREME, CENTRES, absent=[(1, 0)]),
+        "new": make(EXTREME, CENTERS, absent=[(1, 0)]),
     }
     text = Markup(write(tmp_path, evaluations)).text
     comparison = compare(evaluations, resamples=50)
@@ -74,7 +74,7 @@ def close(values, expected):
 
 
 def test_the_embedded_data_are_those_of_the_diagrams(tmp_path):
-    evaluations = {"old": make(OVER, UNDER, wobble=0.05), "new": make(EXTREME, CENTRES, wobble=0.02)}
+    evaluations = {"old": make(OVER, UNDER, wobble=0.05), "new": make(EXTREME, CENTERS, wobble=0.02)}
     data = Markup(write(tmp_path, evaluations)).data
     for i, evaluation in enumerate(evaluations.values()):
         for j, classes in enumerate(([0, 1], [0], [1])):
@@ -101,11 +101,11 @@ def test_the_embedded_data_are_those_of_the_diagrams(tmp_path):
     (radar,) = data["radar"]
     comparison = compare(evaluations, resamples=50)
     close([row[1] for row in radar["values"]], [comparison.find(name, metric="ace").value for name in evaluations])
-    assert max(row[1] for row in radar["normalised"]) == 1
+    assert max(row[1] for row in radar["normalized"]) == 1
 
 
 def test_a_class_that_no_case_has_is_null_and_not_a_number(tmp_path):
-    evaluation = make(OVER, CENTRES, absent=[(i, 1) for i in range(4)])
+    evaluation = make(OVER, CENTERS, absent=[(i, 1) for i in range(4)])
     for sums in (evaluation.statistics.count, evaluation.statistics.confidence_sum, evaluation.statistics.label_sum):
         sums[:, 1] = 0
     markup = Markup(write(tmp_path, {"net": evaluation}))
@@ -239,7 +239,7 @@ def test_embedded_json_cannot_end_its_element():
 
 def test_many_cases_stay_small_and_quick(tmp_path):
     """A quarter of 200 cases by 15 classes; all of them are in benchmarks/report.py."""
-    frequencies = [OVER, UNDER, EXTREME, CENTRES] * 4
+    frequencies = [OVER, UNDER, EXTREME, CENTERS] * 4
     classes = [f"organ {i}" for i in range(15)]
     methods = {name: make(*frequencies[i : i + 15][:15], cases=50, classes=classes) for i, name in enumerate("ab")}
     start = time.perf_counter()
@@ -256,7 +256,7 @@ def report(tmp_path_factory):
     names = ["case_2", "case_10", HOSTILE[0], HOSTILE[1], HOSTILE[2]]
     options = {"cases": 5, "names": names, "classes": ["liver", "<b>tumour</b>"], "absent": [(1, 1)]}
     # A case without any prediction of either class has no Dice coefficient: NaN, to be sorted last.
-    old, new = make(OVER, UNDER, wobble=0.05, **options), make(EXTREME, CENTRES, dice=0.9, **options)
+    old, new = make(OVER, UNDER, wobble=0.05, **options), make(EXTREME, CENTERS, dice=0.9, **options)
     for evaluation in (old, new):
         evaluation.overlap.true[0] = evaluation.overlap.predicted[0] = evaluation.overlap.both[0] = 0
     folder = tmp_path_factory.mktemp("report")
@@ -470,7 +470,7 @@ def test_stars_are_whole_and_touch_no_other_number(browser, tmp_path):
     """With four classes of long names, all significant; of fewer cases scipy would try all signs, for a minute."""
     classes = ["left ventricle", "myocardium", "right ventricle", "anterior hippocampus"]
     old = make(OVER, UNDER, EXTREME, OVER, cases=16, classes=classes, wobble=0.05, dice=0.7, absent=[(1, 0)])
-    new = make(*[CENTRES] * 4, cases=16, classes=classes, wobble=0.03, dice=0.9, absent=[(1, 0)])
+    new = make(*[CENTERS] * 4, cases=16, classes=classes, wobble=0.03, dice=0.9, absent=[(1, 0)])
     path = write(tmp_path, {"Dice + CE": old, "Dice + CE + local temperature": new, "soft ACE": new})
     opened = browser.new_page(viewport={"width": 1400, "height": 900})
     opened.goto(path.as_uri())

@@ -28,10 +28,10 @@ STAGE = "[data-part=stage]"
 PLACE = re.compile(r"(\w+) (\d+) of (\d+); at the cross: probability ([\d.]+)(?:, label (yes|no))?")
 
 
-def blob(centre, radii):
+def blob(center, radii):
     """1 inside an ellipsoid, falling off around it."""
     grids = np.meshgrid(*map(np.arange, SHAPE), indexing="ij")
-    distance = np.sqrt(sum(((g - c) / r) ** 2 for g, c, r in zip(grids, centre, radii, strict=True)))
+    distance = np.sqrt(sum(((g - c) / r) ** 2 for g, c, r in zip(grids, center, radii, strict=True)))
     return np.clip(1.5 - distance, 0, 1)
 
 
@@ -121,7 +121,7 @@ def slide(page, part, value):
     )
 
 
-COLOURED = """([r, g, b]) => {
+COLORED = """([r, g, b]) => {
   const lines = document.querySelector("[data-part=lines]");
   const copy = Object.assign(document.createElement("canvas"), { width: lines.width, height: lines.height });
   const pen = copy.getContext("2d", { willReadFrequently: true });
@@ -217,23 +217,23 @@ def test_overlays_and_contours_can_be_seen_and_switched(page):
     page.wait_for_timeout(100)
     with_all = picture(page)
     assert len(np.unique(with_all.reshape(-1, 3), axis=0)) > 100  # not blank
-    assert page.evaluate(COLOURED, WHITE) > 50
-    assert page.evaluate(COLOURED, YELLOW) > 20
+    assert page.evaluate(COLORED, WHITE) > 50
+    assert page.evaluate(COLORED, YELLOW) > 20
     slide(page, "threshold", 95)
-    fewer = page.evaluate(COLOURED, YELLOW)
+    fewer = page.evaluate(COLORED, YELLOW)
     slide(page, "threshold", 5)
-    assert page.evaluate(COLOURED, YELLOW) > fewer
+    assert page.evaluate(COLORED, YELLOW) > fewer
     page.focus(STAGE)
     press(page, "l")
-    assert page.evaluate(COLOURED, WHITE) == page.evaluate(COLOURED, YELLOW) == 0
+    assert page.evaluate(COLORED, WHITE) == page.evaluate(COLORED, YELLOW) == 0
     seen = {"probability": picture(page)}
     for overlay in ("error", "none"):
         press(page, "o")
         page.wait_for_function("(o) => document.querySelector('[data-part=overlay]').value === o", arg=overlay)
         page.wait_for_timeout(100)
         seen[overlay] = picture(page)
-    colour = {name: (np.ptp(seen[name], axis=2) > 25).sum() for name in seen}
-    assert colour["none"] < min(colour["probability"], colour["error"]) / 4  # but the cross
+    color = {name: (np.ptp(seen[name], axis=2) > 25).sum() for name in seen}
+    assert color["none"] < min(color["probability"], color["error"]) / 4  # but the cross
     press(page, "o")
     page.wait_for_function("() => document.querySelector('[data-part=overlay]').value === 'probability'")
 
@@ -296,7 +296,7 @@ def test_one_plane_alone_fills_the_stage_and_a_narrow_window_has_no_scroll_bar(p
     shown(page)
     press(page, "f")
     assert page.is_checked("[data-part=alone]")
-    assert page.evaluate(COLOURED, WHITE) > 50
+    assert page.evaluate(COLORED, WHITE) > 50
     page.set_viewport_size({"width": 420, "height": 900})
     page.wait_for_timeout(200)
     assert page.evaluate("document.documentElement.scrollWidth") <= 420
@@ -388,7 +388,7 @@ def test_the_command_shows_cases_of_every_kind(watch, tmp_path, kind):
         decided = p.astype(np.float32) >= 0.5
         dice = 2 * (decided & true).sum() / (decided.sum() + true.sum())
         assert f"DSC {dice:.3f}, " in told(page, "numbers")
-        assert page.evaluate(COLOURED, WHITE) > 20
+        assert page.evaluate(COLORED, WHITE) > 20
         assert len(np.unique(picture(page).reshape(-1, 3), axis=0)) > 20
         if kind == "regions":
             press(page, "c")
@@ -406,8 +406,8 @@ def test_without_labels_there_are_probabilities_and_promises(watch, tmp_path):
         shown(page)
         assert page.locator("[data-part=overlay] option:not([hidden])").all_inner_texts() == ["probability", "none"]
         assert page.locator("[data-part=worst]").is_hidden()
-        assert page.evaluate(COLOURED, WHITE) == 0
-        assert page.evaluate(COLOURED, YELLOW) > 20
+        assert page.evaluate(COLORED, WHITE) == 0
+        assert page.evaluate(COLORED, YELLOW) > 20
         press(page, "o", "o")
         assert page.input_value("[data-part=overlay]") == "probability"
         assert "label" not in told(page, "place")

@@ -30,7 +30,7 @@ from segcal.comparison.comparison import compare
 from segcal.evaluation.columns import Column
 from segcal.study import figures as drawing
 from segcal.study import summary
-from segcal.study.figures import map_cases, study_colours, write_figures
+from segcal.study.figures import map_cases, study_colors, write_figures
 from segcal.study.page import build_page, key_results, lead_sentence
 from segcal.study.plan import make_plan, read_study
 from segcal.study.summary import collect, relative_changes
@@ -345,7 +345,7 @@ def test_a_study_without_results_has_a_page_of_what_is_missing(results, shop, tm
     text = Markup(build_page(none, drawn, tmp_path / "deep" / "report.html")).text
     assert "all is missing" in text
     assert lead_sentence(none, key_results(none)) == ""
-    assert study_colours(none) == {}
+    assert study_colors(none) == {}
 
 
 def test_a_browser_shows_its_figures(watch, page):

@@ -19,10 +19,10 @@ CLASSES = 4
 CPU = torch.device("cpu")
 
 
-def prepared(shape=SHAPE, *, labelled=True) -> PreparedCase:
+def prepared(shape=SHAPE, *, labeled=True) -> PreparedCase:
     """Labels of thick slabs, which the image repeats: what alters one must alter the other alike."""
     labels = np.zeros(shape, np.uint8)
-    if labelled:
+    if labeled:
         for value, axis in ((1, 0), (2, 1), (3, 2)):
             np.moveaxis(labels, axis, 0)[1 + 3 * value : 5 + 3 * value] = value
     geometry = OriginalGrid(shape, ((0, 1), (1, 1), (2, 1)), tuple((0, n) for n in shape))
@@ -93,7 +93,7 @@ SPATIAL = [
 
 
 def middle(volume: torch.Tensor) -> torch.Tensor:
-    """Centre of mass."""
+    """Center of mass."""
     axes = (volume.sum(others) for others in ((1, 2), (0, 2), (0, 1)))
     return torch.stack([(torch.arange(len(each)) * each).sum() / each.sum() for each in axes])
 
@@ -138,8 +138,8 @@ def test_changes_of_intensity_leave_labels_alone(kind, monkeypatch):
     assert torch.equal(torch.as_tensor(found["labels"]), truth)
 
 
-def centres(around_foreground: bool, number=600) -> float:
-    """Share of patches whose middle is the one labelled voxel; others meet it one time in hundreds."""
+def centers(around_foreground: bool, number=600) -> float:
+    """Share of patches whose middle is the one labeled voxel; others meet it one time in hundreds."""
     random = np.random.default_rng(0)
     case = prepared()
     spot = np.array([[10, 9, 8]])
@@ -149,13 +149,13 @@ def centres(around_foreground: bool, number=600) -> float:
 
 
 def test_half_of_the_patches_are_drawn_around_foreground():
-    assert centres(True) == pytest.approx(0.5, abs=0.06)
-    assert centres(False) < 0.02
+    assert centers(True) == pytest.approx(0.5, abs=0.06)
+    assert centers(False) < 0.02
 
 
 def test_a_case_without_foreground_is_drawn_from_anywhere():
     random = np.random.default_rng(0)
-    starts = {tuple(patch_start(prepared(labelled=False), PATCH, random, around_foreground=True)) for _ in range(200)}
+    starts = {tuple(patch_start(prepared(labeled=False), PATCH, random, around_foreground=True)) for _ in range(200)}
     assert len(starts) > 50
 
 

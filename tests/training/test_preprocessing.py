@@ -1,4 +1,4 @@
-"""Images on their way to a network and back: turned, cut, resampled, normalised; kept on disk."""
+"""Images on their way to a network and back: turned, cut, resampled, normalized; kept on disk."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_an_image_that_is_all_empty_stays_whole(make):
 
 
 def smooth(shape, spacing):
-    """A wave, by position in millimetres."""
+    """A wave, by position in millimeters."""
     x, y, z = ((np.arange(n) + 0.5) * step for n, step in zip(shape, spacing, strict=True))
     return (np.sin(x / 7)[:, None, None] + np.cos(y / 6)[:, None] + z / 40).astype(np.float32)
 

@@ -34,7 +34,7 @@ def invoke(*arguments):
 def test_a_real_download_has_no_false_problem():
     done = invoke("datasets", "check", "acdc", DATA)
     assert "0 problems" in done.stderr
-    assert "testing/ has no labelled patients here" in done.stdout
+    assert "testing/ has no labeled patients here" in done.stdout
 
 
 def test_acdc_trains_evaluates_and_reports(tmp_path):

@@ -480,7 +480,7 @@ def test_the_command_trains_and_says_where(root, tmp_path):
     done = run_cli(*train_arguments(root, tmp_path / "run"))
     assert done.exit_code == 0, done.output
     assert f"in epoch 1 of 1: {tmp_path / 'run'}" in done.stderr
-    assert "testing/ has no labelled patients here" in done.stderr  # what is special about the split
+    assert "testing/ has no labeled patients here" in done.stderr  # what is special about the split
     assert done.stdout == ""
 
 

@@ -62,7 +62,7 @@ def test_volumes_are_written_with_x_fastest(tmp_path):
         found.bytes_of("image")
 
 
-def test_the_box_is_what_is_seen_and_ten_millimetres_around_it_and_lies_where_it_did(tmp_path):
+def test_the_box_is_what_is_seen_and_ten_millimeters_around_it_and_lies_where_it_did(tmp_path):
     """Spacing 2 mm, 1 mm, 4 mm: margins of 5, 10 and 3 voxels; at the border of the volume there is no more."""
     labels = np.zeros((40, 40, 20), np.uint8)
     labels[10:13, 20:22, 1:3] = 1
@@ -75,7 +75,7 @@ def test_the_box_is_what_is_seen_and_ten_millimetres_around_it_and_lies_where_it
     assert box.start == (5, 10, 0)
     assert box.shape == (21, 26, 13)
     assert box.whole == (40, 40, 20)
-    corner = box.affine @ [5, 10, 1, 1]  # the first labelled voxel
+    corner = box.affine @ [5, 10, 1, 1]  # the first labeled voxel
     assert corner == pytest.approx(affine @ [10, 20, 1, 1])
     assert box.labels.sum() == labels.sum()
     empty = np.zeros_like(certain)

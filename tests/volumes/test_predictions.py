@@ -844,7 +844,7 @@ def test_an_error_in_the_middle_leaves_no_part_of_a_file(tmp_path, monkeypatch, 
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [path.name for path in paths]
 
 
-def test_a_damaged_neighbour_in_an_archive_is_told_and_leaves_nothing(tmp_path):
+def test_a_damaged_neighbor_in_an_archive_is_told_and_leaves_nothing(tmp_path):
     path = tmp_path / "case.npz"
     np.savez(path, probabilities=backwards(coded()), other=np.full(1000, 7, np.uint8))
     prediction = opened(path)

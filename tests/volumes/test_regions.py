@@ -31,7 +31,7 @@ def test_regions_from_toml(tmp_path):
         ("[regions]\na = []\n", "at least one class"),
         ("[regions]\na = [1.5]\n", "list of label values"),
         ("[regions]\na = 1\n", "list of label values"),
-        ("colour = 1\n[regions]\na = [1]\n", "table \\[regions\\]"),
+        ("color = 1\n[regions]\na = [1]\n", "table \\[regions\\]"),
         ("values = [0, 1]\n[regions]\na = [2]\n", "it names \\[2\\]"),
         ("values = 3\n[regions]\na = [2]\n", "values must be"),
         ("not toml", "TOML"),

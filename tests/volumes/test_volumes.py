@@ -573,7 +573,7 @@ BROKEN = {
     "pair.nii": (nifti_bytes(magic=(344, "<4s", b"ni1\0")), "does not begin with a NIfTI header"),
     "kind.nii": (nifti_bytes(kind=(70, "<h", 9999)), "must be a NIfTI image; it cannot be read"),
     "complex.nii": (nifti_bytes(kind=(70, "<h", 32), bits=(72, "<h", 64)), "its values are complex64, not real"),
-    "colour.nii": (nifti_bytes(kind=(70, "<h", 128), bits=(72, "<h", 24)), "not real numbers"),
+    "color.nii": (nifti_bytes(kind=(70, "<h", 128), bits=(72, "<h", 24)), "not real numbers"),
     "zero.nii": (nifti_bytes(size=(42, "<h", 0)), r"its shape \(0, 5, 6, 3\) is not that of an image"),
     "negative.nii": (nifti_bytes(size=(42, "<h", -4)), "is not that of an image"),
     "axes.nii": (nifti_bytes(axes=(40, "<h", 99)), "must be a"),

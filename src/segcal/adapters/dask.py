@@ -48,7 +48,7 @@ class DaskCluster:
                 killed.append(i)
             else:
                 yield i, came
-        for i in killed:  # Dask blames a job's neighbours on the same worker, too: alone, each shows what it does
+        for i in killed:  # Dask blames a job's neighbors on the same worker, too: alone, each shows what it does
             yield from self._done(function, jobs, [i])
 
     def _done(

@@ -7,7 +7,7 @@
 
 The bundle holds the weights, a description of what goes in and comes out, and `configs/inference.json`: the steps of
 `segcal predict` as transforms of MONAI. They are the same arithmetic, not only alike: the image is turned, cut and
-resampled before intensities are normalised; logits, not probabilities, go back to the grid of the image; then come the
+resampled before intensities are normalized; logits, not probabilities, go back to the grid of the image; then come the
 calibrator and the softmax. Two steps have no transform in MONAI and are expressions: the size to resample to follows
 from each image's voxels, and where the image was cut away the background has a logit of its own. The inverse of a crop
 puts zeros there, so that logit is subtracted from the background before and added after, which changes nothing inside.
@@ -87,7 +87,7 @@ cannot be read stops the run; channels in several files must be stored on one gr
 looked for; a channel of one constant is not scaled to 0 but to rounding errors; maps have the image's affine, not the
 voxel sizes of a header that disagrees with it.
 
-Loss, training and versions are in `configs/metadata.json`. No licence comes with the weights: whoever shares them adds
+Loss, training and versions are in `configs/metadata.json`. No license comes with the weights: whoever shares them adds
 one. For research, not for diagnosis.
 """
 

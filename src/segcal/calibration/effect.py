@@ -38,5 +38,5 @@ def reliability_before_and_after(before: Evaluation, after: Evaluation, *, patie
     with default_settings():
         rows = -(-len(diagrams) // columns)
         figure = new_figure(PAGE_IN, 0.45 + rows * 2.6 * 4 / (columns + 1))
-        reliability_grid(figure, diagrams, columns=columns, colour=BLUE)
+        reliability_grid(figure, diagrams, columns=columns, color=BLUE)
     return figure

@@ -112,7 +112,7 @@ def _candidates(
         if blank.spatial and options.ignore_index is not None:
             raise ConfigError(
                 f"voxels must not be left out, as those of label {options.ignore_index}, where the calibrator looks at "
-                f"their neighbours; fit {method} without dilations and smoothing."
+                f"their neighbors; fit {method} without dilations and smoothing."
             )
         return [Blank(blank, {1.0: method})]
     if settings:

@@ -30,12 +30,12 @@ KEPT_BYTES = 1 << 30  # of all boxes
 
 
 class Box(NamedTuple):
-    """A case, or a part of it: logits and labels; the image and the neighbours where they are wanted."""
+    """A case, or a part of it: logits and labels; the image and the neighbors where they are wanted."""
 
     logits: Tensor
     labels: Tensor
     image: Tensor | None = None
-    neighbours: Tensor | None = None
+    neighbors: Tensor | None = None
     """(axis, class, ...): their mean probabilities, as `smoothing.around` gives them."""
     weights: Tensor | None = None
     """(voxel): how many voxels each stands for; None: one."""
@@ -61,15 +61,15 @@ class Box(NamedTuple):
 class Drawing:
     """How cases are drawn from.
 
-    side_by_side: whether voxels stay beside their neighbours, in boxes.
-    neighbours: whether each voxel brings the mean probabilities of its neighbours.
+    side_by_side: whether voxels stay beside their neighbors, in boxes.
+    neighbors: whether each voxel brings the mean probabilities of its neighbors.
     """
 
     activation: Activation
     box_voxels: int
     side_by_side: bool
     image: bool
-    neighbours: bool
+    neighbors: bool
 
     def draw(self, cases: CaseStream, number: int, seed: int) -> tuple[list[list[Box]], int]:
         """Boxes of each case, in one pass, and the voxels of all cases."""
@@ -88,9 +88,9 @@ class Drawing:
     def _cut_boxes(self, place: int, case: Any, most_bytes: float, random: torch.Generator) -> tuple[list[Box], int]:
         """Boxes of a case whose voxels stand side by side, or all of a small one; and how many voxels it has."""
         whole = self._checked(place, *volume_of(case))
-        near = self._neighbours_of(whole, torch.arange(whole.voxels))
+        near = self._neighbors_of(whole, torch.arange(whole.voxels))
         if near is not None:
-            whole = whole._replace(neighbours=near.reshape(-1, *whole.logits.shape))
+            whole = whole._replace(neighbors=near.reshape(-1, *whole.logits.shape))
         share = max(1, int(most_bytes / whole.bytes_of_voxel))
         size = box_size(whole.logits.shape[1:], min(self.box_voxels, share))
         often = 1 if size == whole.logits.shape[1:] else min(MOST_BOXES, max(1, share // math.prod(size)))
@@ -100,7 +100,7 @@ class Drawing:
         """Some voxels of a case, as many from each of its parts as that is large; and how many it has."""
         found: list[Box] = []
         seen = total = 0
-        for logits, labels in [volume_of(case)[:2]] if self.neighbours else slabs_of(case):
+        for logits, labels in [volume_of(case)[:2]] if self.neighbors else slabs_of(case):
             if not logits[0].numel():
                 continue
             part = self._checked(place, logits, labels, None)
@@ -125,13 +125,13 @@ class Drawing:
                 f"case {place} has {'none' if image is None else tuple(image.shape)}."
                 " Pass the image of each case."
             )
-        seen = standardised(image.detach().float()) if image is not None and self.image else None
+        seen = standardized(image.detach().float()) if image is not None and self.image else None
         truth = truth.reshape(*truth.shape[:-1], *logits.shape[1:]).to(torch.uint8)
         return Box(flat.float().reshape(logits.shape), truth, seen)
 
-    def _neighbours_of(self, whole: Box, places: Tensor) -> Tensor | None:
+    def _neighbors_of(self, whole: Box, places: Tensor) -> Tensor | None:
         """(axis, class, voxel) of the voxels at these places of a whole case, if they are wanted."""
-        if not self.neighbours:
+        if not self.neighbors:
             return None
         values = probabilities(whole.logits, self.activation).flatten(1)
         return around(values, whole.logits.shape[1:], places)
@@ -149,8 +149,8 @@ class Drawing:
             places.append(drawn)
             weights.append(torch.full((taken,), len(there) / max(taken, 1)))
         chosen = torch.cat(places)
-        near = self._neighbours_of(whole, chosen)
-        return Box(logits[:, chosen], labels[..., chosen], neighbours=near, weights=torch.cat(weights))
+        near = self._neighbors_of(whole, chosen)
+        return Box(logits[:, chosen], labels[..., chosen], neighbors=near, weights=torch.cat(weights))
 
     def cut(self, whole: Box, size: tuple[int, ...], random: torch.Generator) -> Box:
         """A box of this size around a voxel that is not sure; all of a small case."""
@@ -159,8 +159,8 @@ class Drawing:
             return whole
         doubtful = (sureness(whole.logits, self.activation).amin(0) < SURE).nonzero()
         chosen = int(torch.randint(max(len(doubtful), 1), (), generator=random))
-        centre = doubtful[chosen].tolist() if len(doubtful) else [length // 2 for length in shape]
-        starts = [min(max(c - s // 2, 0), w - s) for c, s, w in zip(centre, size, shape, strict=True)]
+        center = doubtful[chosen].tolist() if len(doubtful) else [length // 2 for length in shape]
+        starts = [min(max(c - s // 2, 0), w - s) for c, s, w in zip(center, size, shape, strict=True)]
         box = whole.at(tuple(slice(a, a + s) for a, s in zip(starts, size, strict=True)))
         return Box(*(None if part is None else part.clone() for part in box))  # type: ignore[arg-type]
 
@@ -200,7 +200,7 @@ def sureness(logits: Tensor, activation: Activation) -> Tensor:
     return logits.softmax(0).amax(0, keepdim=True) if activation == "softmax" else logits.abs().sigmoid()
 
 
-def standardised(image: Tensor) -> Tensor:
+def standardized(image: Tensor) -> Tensor:
     """Each channel less its mean, by its deviation."""
     axes = tuple(range(1, image.ndim))
     deviation = image.std(axes, keepdim=True).clamp(min=1e-6)

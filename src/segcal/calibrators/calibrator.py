@@ -149,7 +149,7 @@ class Calibrator(ABC):
 
     @property
     def spatial(self) -> bool:
-        """Whether a voxel's result depends on its neighbours: then logits come as whole volumes."""
+        """Whether a voxel's result depends on its neighbors: then logits come as whole volumes."""
         return False
 
     @property

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs
 from segcal.calibrators.forms import Temperature
-from segcal.calibrators.newton import Minimum, Quadratic, minimise
+from segcal.calibrators.newton import Minimum, Quadratic, minimize
 from segcal.calibrators.stream import CaseStream, Piece, Sample, pieces_of
 
 
@@ -62,7 +62,7 @@ class EnsembleTemperature(Calibrator):
 
         def best(pieces: Callable[[], Iterable[Piece]], start: Tensor) -> Minimum:
             low, high = torch.zeros_like(start), torch.full_like(start, 2.0)
-            return minimise(lambda weights: self._mixture(pieces(), weights), start, low, high)
+            return minimize(lambda weights: self._mixture(pieces(), weights), start, low, high)
 
         # With a free sum and the sum added to the objective, the optimum sums to one by itself: bounds suffice.
         found = best(sample.pieces, torch.tensor([0.98, 0.01, 0.01], dtype=torch.float64))

@@ -42,7 +42,7 @@ from segcal.calibrators.likelihood import (
     residual_of,
     truth_of,
 )
-from segcal.calibrators.newton import Minimum, Quadratic, minimise
+from segcal.calibrators.newton import Minimum, Quadratic, minimize
 from segcal.calibrators.objective import average_error, soft_statistics
 from segcal.calibrators.stream import (
     CaseStream,
@@ -161,7 +161,7 @@ class LinearCalibrator(Calibrator):
         shape = start.shape
 
         def best(pieces: Callable[[], Iterable[Piece]], start: Tensor) -> Minimum:
-            return minimise(
+            return minimize(
                 lambda parameters: self._likelihood(pieces(), parameters.reshape(shape)),
                 start.flatten(), *(bound.flatten() for bound in bounds),
             )  # fmt: skip

@@ -1,9 +1,9 @@
 """A temperature for each voxel, from a small network on the logits (after Ding and others, 2021).
 
 A positive temperature leaves the most probable class, so that its Dice stays exactly what it was (that of a union of
-classes may not), while the average calibration error, which is part of what is minimised here, falls. The network looks
-at how the logits of a voxel stand to each other; with `dilations` also at its neighbours, with `image` also at the
-image. With `smoothing` probabilities are averaged with those of the neighbours first, by shares that are learned, too.
+classes may not), while the average calibration error, which is part of what is minimized here, falls. The network looks
+at how the logits of a voxel stand to each other; with `dilations` also at its neighbors, with `image` also at the
+image. With `smoothing` probabilities are averaged with those of the neighbors first, by shares that are learned, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from segcal.calibrators.boxes import Box, Drawing, lessons, standardised
+from segcal.calibrators.boxes import Box, Drawing, lessons, standardized
 from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs, decided
 from segcal.calibrators.objective import average_error, soft_statistics
 from segcal.calibrators.smoothing import compiled, smooth_volume, smoothed
@@ -29,7 +29,7 @@ from segcal.kernels.threads import pass_threads
 COLDEST, HOTTEST = math.exp(-0.25), math.exp(1.5)  # much colder ones empty the middle bins, which flatters ACE
 CLIP = 12.0  # logits further than this from the largest one (of a sigmoid: from zero) look alike
 BATCH = 4  # cases in a step
-FIRST_SHARE = 0.25  # of the neighbours along an axis, for each that is a voxel's own
+FIRST_SHARE = 0.25  # of the neighbors along an axis, for each that is a voxel's own
 STEP_WORK = 3 << 18  # voxels of a case times (classes + 4) in a step: 98,304 voxels of four classes
 
 
@@ -104,13 +104,13 @@ class LocalTemperature(Calibrator):
     activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
     ace, nll: weights of the soft-binned average calibration error (of the foreground; half of it case by case, half of
         four cases together) and of the negative log-likelihood, each as a share of what it is before the fit.
-    smoothing: whether each probability is averaged first with those of the neighbours along each axis, by shares that
+    smoothing: whether each probability is averaged first with those of the neighbors along each axis, by shares that
         are learned with the temperatures; no decision changes.
     dilations: a convolution over three voxels along each axis for each; none: every voxel by itself.
     image: whether the network sees the image, too; cases are then (logits, labels, image).
     width, steps: of the network; of its training.
     bins: of that error.
-    box_voxels: with neighbours or an image, up to eight boxes of this size are learned from in a larger case, around
+    box_voxels: with neighbors or an image, up to eight boxes of this size are learned from in a larger case, around
         doubtful voxels.
     seed: of the network's start and of all draws.
 
@@ -151,7 +151,7 @@ class LocalTemperature(Calibrator):
         self.seed = check_seed(seed)
         self.network: TemperatureNetwork | None = None
         self.shares: Tensor | None = None
-        """(axis): of each probability, what comes from the neighbours along an axis; None: nothing."""
+        """(axis): of each probability, what comes from the neighbors along an axis; None: nothing."""
         self.axes, self.channels = 1, 0
 
     @property
@@ -168,7 +168,7 @@ class LocalTemperature(Calibrator):
         """How cases are drawn from for a fit."""
         return Drawing(
             self.activation, self.box_voxels, side_by_side=self._looks_around, image=self.image,
-            neighbours=self.smoothing,
+            neighbors=self.smoothing,
         )  # fmt: skip
 
     @property
@@ -196,7 +196,7 @@ class LocalTemperature(Calibrator):
         boxes, voxels = self.drawing.draw(cases, number, self.seed)
         first = boxes[0][0]
         self._classes = len(first.logits)
-        self.axes = first.logits.ndim - 1 if first.neighbours is None else len(first.neighbours)
+        self.axes = first.logits.ndim - 1 if first.neighbors is None else len(first.neighbors)
         self.channels = 0 if first.image is None else len(first.image)
         most = STEP_WORK / (self._classes + 4)
         for i, drawn in enumerate(boxes):
@@ -258,8 +258,8 @@ class LocalTemperature(Calibrator):
         for box in batch:
             logits = steered = box.logits
             if network is not None:
-                if shares is not None and box.neighbours is not None:
-                    logits = smoothed(logits, box.neighbours, shares, self.activation, largest=box.largest)
+                if shares is not None and box.neighbors is not None:
+                    logits = smoothed(logits, box.neighbors, shares, self.activation, largest=box.largest)
                 logarithm = self._logarithm(network, logits, box.image, largest=box.largest)
                 assert box.sure is not None  # `lessons` has looked
                 steered = logits / torch.where(box.sure & learning, logarithm.detach(), logarithm).exp()
@@ -293,7 +293,7 @@ class LocalTemperature(Calibrator):
         return self._temperatures(self._smoothed(logits), image)
 
     def _smoothed(self, logits: Tensor) -> Tensor:
-        """Logits (class, ...) with what comes from the neighbours."""
+        """Logits (class, ...) with what comes from the neighbors."""
         if self.spatial and logits.ndim - 1 != self.axes:
             raise ShapeError(
                 f"logits must have {self.axes} axes of space, as in the fit; got {tuple(logits.shape)}."
@@ -311,7 +311,7 @@ class LocalTemperature(Calibrator):
                 f"the calibrator needs an image of {self.channels} channels on the grid; got {came}."
                 " Pass the image with the same channels."
             )
-        seen = standardised(image.float()) if self.image and image is not None else None
+        seen = standardized(image.float()) if self.image and image is not None else None
         with torch.no_grad():
             return self._logarithm(self.network, logits, seen).exp().to(logits)
 
@@ -356,7 +356,7 @@ class LocalTemperature(Calibrator):
 
 
 def _shares(mixing: Tensor) -> Tensor:
-    """(axis) shares of the neighbours; what is left to 1 is a voxel's own."""
+    """(axis) shares of the neighbors; what is left to 1 is a voxel's own."""
     return torch.cat([mixing.new_zeros(1), mixing]).softmax(0)[1:]
 
 

@@ -39,7 +39,7 @@ class Minimum:
     at_bound: tuple[int, ...]
 
 
-def minimise(
+def minimize(
     evaluate: Callable[[Tensor], Quadratic],
     start: Tensor,
     low: Tensor,

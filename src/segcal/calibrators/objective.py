@@ -1,4 +1,4 @@
-"""Calibration errors of logits with their gradient, for fits that minimise them."""
+"""Calibration errors of logits with their gradient, for fits that minimize them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probabilities averaged with those of the neighbours, decisions left as they are."""
+"""Probabilities averaged with those of the neighbors, decisions left as they are."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from segcal.kernels.spec import HAS_NUMBA
 from segcal.kernels.threads import pass_threads
 
 LEAST = 1e-9  # of a probability, before its logarithm
-AHEAD = 1e-3  # of logits: a decision that the neighbours would change stays by this much
+AHEAD = 1e-3  # of logits: a decision that the neighbors would change stays by this much
 
 
 def around(values: Tensor, shape: Sequence[int], places: Tensor) -> Tensor:
-    """(axis, class, voxel): for each axis the mean of the two neighbours along it; an edge repeats itself.
+    """(axis, class, voxel): for each axis the mean of the two neighbors along it; an edge repeats itself.
 
     values: (class, voxel) of all voxels of a grid of this shape.
     places: those that are asked for.
@@ -56,14 +56,14 @@ def smooth_volume(logits: Tensor, shares: Tensor, activation: Activation) -> Ten
 
 
 def smoothed(
-    logits: Tensor, neighbours: Tensor, shares: Tensor, activation: Activation, *, largest: Tensor | None = None
+    logits: Tensor, neighbors: Tensor, shares: Tensor, activation: Activation, *, largest: Tensor | None = None
 ) -> Tensor:
-    """Logits of probabilities of which `shares` (axis) come from the `neighbours`; the decisions are those before.
+    """Logits of probabilities of which `shares` (axis) come from the `neighbors`; the decisions are those before.
 
     largest: the classes that the logits decide for, as `decided` gives them, where they are known.
     """
     own = probabilities(logits, activation)
-    mean = (1 - shares.sum()) * own + torch.einsum("a,a...->...", shares.to(own), neighbours)
+    mean = (1 - shares.sum()) * own + torch.einsum("a,a...->...", shares.to(own), neighbors)
     if activation == "sigmoid":
         found = mean.clamp(min=LEAST).log() - (1 - mean).clamp(min=LEAST).log()
         return torch.where(logits > 0, found.clamp(min=AHEAD), torch.where(logits < 0, found.clamp(max=-AHEAD), found))

@@ -34,7 +34,7 @@ OCCUPIED_NOTE = (
 )
 FLOOR_NOTE = (
     "Floor: the error that perfectly calibrated probabilities would show by chance on the same predictions (labels "
-    "drawn from each bin's confidence, voxel by voxel). It ignores that neighbouring voxels are alike: the real one "
+    "drawn from each bin's confidence, voxel by voxel). It ignores that neighboring voxels are alike: the real one "
     "is higher. The paper's micro average has none: its gaps are not due to chance alone."
 )
 

@@ -46,7 +46,7 @@ def open_acdc(root: Path) -> Dataset:
         raise wrong_layout(root, LAYOUT)
     counts = {patient: sum(case.patient == patient for case in cases) for patient in {case.patient for case in cases}}
     problems += [
-        Problem(patient, f"two labelled frames must be there, ED and ES; found {count}.")
+        Problem(patient, f"two labeled frames must be there, ED and ES; found {count}.")
         for patient, count in sorted(counts.items())
         if count != 2
     ]
@@ -60,7 +60,7 @@ def open_acdc(root: Path) -> Dataset:
         official_test=tuple(case.name for case in tests),
         problems=tuple(problems),
     )
-    return dataset if tests else dataset.without_official_test("testing/ has no labelled patients here")
+    return dataset if tests else dataset.without_official_test("testing/ has no labeled patients here")
 
 
 def _fits(folder: Path) -> bool:

@@ -78,7 +78,7 @@ def open_amos(root: Path) -> Dataset:
         notes=(f"MR images (id {FIRST_MR} and above) are left out: {left_out}.",) if left_out else (),
         problems=tuple(problems + test_problems),
     )
-    return dataset if tests else dataset.without_official_test("imagesVa has no labelled images here")
+    return dataset if tests else dataset.without_official_test("imagesVa has no labeled images here")
 
 
 def _fits(folder: Path) -> bool:

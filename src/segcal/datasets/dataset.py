@@ -52,7 +52,7 @@ class Recipe:
     window: tuple[float, float] | None = None
     augmentation: Literal["affine", "brats", "none"] = "affine"
     sampling: Literal["foreground", "random"] = "foreground"
-    """foreground: half of the patches around a labelled voxel; random: anywhere."""
+    """foreground: half of the patches around a labeled voxel; random: anywhere."""
     crop_foreground: bool = True
     epochs: int = 600
     learning_rate: float = 1e-4
@@ -99,7 +99,7 @@ class Dataset:
 
     @property
     def patients(self) -> tuple[str, ...]:
-        """Patients with at least one labelled case."""
+        """Patients with at least one labeled case."""
         return tuple(sorted({case.patient for case in self.cases}))
 
     @property
@@ -111,6 +111,6 @@ class Dataset:
         """The same, with a test share of its own and the reason for it."""
         train, validation, test = DEFAULT_SHARES
         note = (
-            f"{reason}, so the labelled patients are divided {train}:{validation}:{test}; the paper's test set differs."
+            f"{reason}, so the labeled patients are divided {train}:{validation}:{test}; the paper's test set differs."
         )
         return replace(self, official_test=(), shares=DEFAULT_SHARES, split_note=note)

@@ -25,7 +25,7 @@ def open_decathlon(root: Path) -> Dataset:
     root = find_root(root, _fits, layout=LAYOUT, parts=("imagesTr", "labelsTr", "imagesTs"))
     content = read_json(root / "dataset.json")
     names = read_class_names(str(root / "dataset.json"))
-    cases, problems = _labelled(root, content)
+    cases, problems = _labeled(root, content)
     if not cases:
         raise wrong_layout(root, LAYOUT)
     tests = sorted({root / path for path in _listed(root, content, "test") if _is_path(path)})
@@ -54,7 +54,7 @@ def _fits(folder: Path) -> bool:
     return (folder / "dataset.json").is_file() and (folder / "imagesTr").is_dir()
 
 
-def _labelled(root: Path, content: dict[str, Any]) -> tuple[tuple[DataCase, ...], list[Problem]]:
+def _labeled(root: Path, content: dict[str, Any]) -> tuple[tuple[DataCase, ...], list[Problem]]:
     """Pairs that dataset.json lists and that are there, and what is missing."""
     cases: dict[str, DataCase] = {}
     problems = []

@@ -40,7 +40,7 @@ SMALLEST_SIZE = (40, 40, 26)  # voxels: every structure finds room
 SHARES = (20, 15, 65)  # few to learn from, so that networks grow too sure, and many to see it on
 VERSION = 1  # of the images: another one means that the same seed gives others
 STEPS = 1 << 16  # probabilities are multiples of 1 / STEPS: float32 holds them exactly, and they sum to 1 exactly
-DRAW_SIGMA_MM = 1.0  # neighbouring voxels are drawn alike, as one hand draws a contour
+DRAW_SIGMA_MM = 1.0  # neighboring voxels are drawn alike, as one hand draws a contour
 LACKS_CORE, LACKS_VESSEL = 3, 7  # last digit of the number of a case: one in five lacks a class
 _BRIGHTNESS = (0.0, 1.8, 4.0, 2.7)  # of each class, in units of the noise
 _erf: Any = np.frompyfunc(math.erf, 1, 1)
@@ -121,10 +121,10 @@ def _probabilities(random: np.random.Generator, size: tuple[int, int, int], digi
     """True probabilities (x, y, z, class) in float64, multiples of 1 / STEPS that sum to 1."""
     space = np.stack(np.meshgrid(*(_axis(*pair) for pair in zip(size, SPACING_MM, strict=True)), indexing="ij"))
     width_mm = random.uniform(0.2, 0.5)
-    centre = random.uniform(-4, 4, 3)
-    organ = _ellipsoid(space, centre, random.uniform(10, 14, 3)) + _smooth_noise(random, size, sigma_mm=4.0)
-    core_centre = centre + random.uniform(-2, 2, 3)
-    core = _ellipsoid(space, core_centre, random.uniform(5, 7.5, 3)) + 0.5 * _smooth_noise(random, size, sigma_mm=3.0)
+    center = random.uniform(-4, 4, 3)
+    organ = _ellipsoid(space, center, random.uniform(10, 14, 3)) + _smooth_noise(random, size, sigma_mm=4.0)
+    core_center = center + random.uniform(-2, 2, 3)
+    core = _ellipsoid(space, core_center, random.uniform(5, 7.5, 3)) + 0.5 * _smooth_noise(random, size, sigma_mm=3.0)
     vessel = _tube(space, random)
     in_organ, in_core, in_vessel = (_sigmoid(distance / width_mm) for distance in (organ, core, vessel))
     core_share = in_organ * in_core * (digit != LACKS_CORE)
@@ -138,9 +138,9 @@ def _axis(length: int, spacing_mm: float) -> Array:
     return (np.arange(length) - (length - 1) / 2) * spacing_mm
 
 
-def _ellipsoid(space: Array, centre: Array, radii: Array) -> Array:
+def _ellipsoid(space: Array, center: Array, radii: Array) -> Array:
     """Distance from the surface in mm, nearly: positive inside."""
-    away = np.sqrt((((space - centre[:, None, None, None]) / radii[:, None, None, None]) ** 2).sum(0))
+    away = np.sqrt((((space - center[:, None, None, None]) / radii[:, None, None, None]) ** 2).sum(0))
     return np.asarray((1 - away) * radii.mean())
 
 

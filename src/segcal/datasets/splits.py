@@ -54,7 +54,7 @@ def make_split(dataset: Dataset, *, seed: int = 0, file: str | os.PathLike[str] 
     if len(patients) <= tests + validations:
         needed = 1 + bool(validations) + bool(tests)
         raise ConfigError(
-            f"{dataset.root} must have at least {needed} labelled patients to divide; it has {len(patients)}. "
+            f"{dataset.root} must have at least {needed} labeled patients to divide; it has {len(patients)}. "
             f"Give a split file that uses them as you wish."
         )
     return Split(
@@ -149,7 +149,7 @@ def _unknown(name: str, dataset: Dataset) -> str:
     names = [case.name for case in dataset.cases]
     close = get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"case {name!r} must be one of the {len(names)} labelled cases of {dataset.root}; it is not.{hint}"
+    return f"case {name!r} must be one of the {len(names)} labeled cases of {dataset.root}; it is not.{hint}"
 
 
 def _draw(seed: int, patient: str) -> str:

@@ -182,7 +182,7 @@ def turn_back(values: Tensor, orientation: Array) -> Tensor:
 
 
 def transform_volume(calibrator: Calibrator, logits: Tensor, orientation: Array) -> Tensor:
-    """Calibrated logits of a whole case (class, x, y, z), seen by those that look at neighbours as in the fit."""
+    """Calibrated logits of a whole case (class, x, y, z), seen by those that look at neighbors as in the fit."""
     if not calibrator.spatial:
         return calibrator.transform(logits)
     return turn_back(calibrator.transform(turn(logits, orientation)), orientation)

@@ -169,7 +169,7 @@ def _mean_over_cases(values: Tensor) -> Tensor:
     return values.nanmean(0).nanmean(0)
 
 
-def normalise(values: Tensor, *, higher_is_better: Tensor) -> Tensor:
+def normalize(values: Tensor, *, higher_is_better: Tensor) -> Tensor:
     """Values of (method, axis) on a scale where the best method of each axis has 1 and worse ones less.
 
     Scores are divided by the best; errors divide the best. An error of 0 where it is the best has 1, and others 0.

@@ -285,7 +285,7 @@ def calibrated_draws(stats: BinStatistics, *, number: int = 100, seed: int = 0) 
     """The statistics that the same predictions would have, were they perfectly calibrated.
 
     Labels are drawn from each bin's mean confidence, voxel by voxel on their own: the errors of these draws are
-    what chance alone shows. Neighbouring voxels are alike in truth, so that the real floor is higher.
+    what chance alone shows. Neighboring voxels are alike in truth, so that the real floor is higher.
     """
     generator = np.random.default_rng(check_seed(seed))
     for _ in range(number):

@@ -1,7 +1,7 @@
 """The three sums of a case in fine bins as few bytes, and back, exactly. All in numpy, as the workers are.
 
 Most fine bins of most cases are empty; only the others are kept. Of these, the count is a whole number, the label sum
-is near count times centre, and so is the confidence sum, a whole number of the smallest steps between float32 numbers
+is near count times center, and so is the confidence sum, a whole number of the smallest steps between float32 numbers
 in the bin away: three small whole numbers, whose bytes of equal weight stand together and deflate well. A sum that is
 none (labels that are shares, probabilities that are float64) is kept as it is. A bin that holds voxels takes about 3.4
 bytes, where float64 sums deflate to 8.
@@ -32,11 +32,11 @@ def pack(sums: Array) -> bytes:
     _, classes, bins = sums.shape
     occupied = (np.ascontiguousarray(sums, np.float64).view(np.int64) != 0).any(0)
     kept = sums[:, occupied]
-    centre, step = (np.broadcast_to(each, (classes, bins))[occupied] for each in _grid(bins))
+    center, step = (np.broadcast_to(each, (classes, bins))[occupied] for each in _grid(bins))
     codes, odd = np.empty(kept.shape, np.uint32), []
     with np.errstate(all="ignore"):
         for i, values in enumerate(kept):
-            guess, unit = _guess(i, kept[COUNT], centre, step)
+            guess, unit = _guess(i, kept[COUNT], center, step)
             away = values / unit - guess
             whole = np.where(np.abs(away) < LARGEST, away, 0.5).astype(np.int64)
             codes[i] = (whole << 1) ^ (whole >> 63)
@@ -64,14 +64,14 @@ def unpack(packed: Sequence[bytes], classes: int, bins: int) -> Array:
     if occupied.sum(1, dtype=np.int64).tolist() != [case.number for case in cases]:
         raise ValueError("its occupied bins are not as many as it says")
     where = np.flatnonzero(occupied)
-    centre, step = (np.tile(each, len(cases) * classes)[where] for each in _grid(bins))
+    center, step = (np.tile(each, len(cases) * classes)[where] for each in _grid(bins))
     count = np.zeros(0)
     for i in range(3):
         codes = np.zeros(len(where), np.uint32)
         for place in range(max(case.widths[i] for case in cases)):
             plane = np.frombuffer(b"".join([case.plane(i, place) for case in cases]), np.uint8)
             codes |= plane.astype(np.uint32) << np.uint32(8 * place) if place else plane
-        guess, unit = _guess(i, count, centre, step)
+        guess, unit = _guess(i, count, center, step)
         values = ((codes >> 1) ^ (0 - (codes & 1))).view(np.int32).astype(np.float64)
         values += guess
         values *= unit
@@ -81,17 +81,17 @@ def unpack(packed: Sequence[bytes], classes: int, bins: int) -> Array:
     return sums.reshape(3, len(packed), classes, bins)
 
 
-def _guess(kind: int, count: Array, centre: Array, step: Array) -> tuple[Array | float, Array | float]:
+def _guess(kind: int, count: Array, center: Array, step: Array) -> tuple[Array | float, Array | float]:
     """What a sum of a bin is likely to be, as a whole number of units, and the unit."""
     if kind == COUNT:
         return 0.0, 1.0
-    middle = count * centre
+    middle = count * center
     return (np.rint(middle / step), step) if kind == CONFIDENCE else (np.rint(middle), 1.0)
 
 
 @lru_cache(maxsize=4)
 def _grid(bins: int) -> tuple[Array, Array]:
-    """The centre of each bin, and the smallest step between float32 numbers in it; in the first there is no such."""
+    """The center of each bin, and the smallest step between float32 numbers in it; in the first there is no such."""
     lower = np.arange(bins) / bins
     lower[0] = 2.0**-20
     return (np.arange(bins) + 0.5) / bins, np.exp2(np.floor(np.log2(lower)) - FLOAT32_DIGITS)

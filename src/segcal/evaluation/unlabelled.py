@@ -71,7 +71,7 @@ def _calibrator_of(options: Options) -> Calibrator | None:
 class Values:
     """The values of a prediction, through a calibrator if there is one, as often as they are asked for.
 
-    A calibrator that looks at neighbours makes them all at once, and they are kept.
+    A calibrator that looks at neighbors makes them all at once, and they are kept.
     """
 
     def __init__(self, prediction: Prediction, options: Options) -> None:

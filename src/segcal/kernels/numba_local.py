@@ -1,4 +1,4 @@
-"""Local temperatures on the CPU by numba: the network on the logits of single voxels, and the mean with neighbours.
+"""Local temperatures on the CPU by numba: the network on the logits of single voxels, and the mean with neighbors.
 
 Blocks of voxels stay in the cache from the logits to the result, in single precision. All that a voxel needs is
 polynomials and fractions, so that the loops run in vector lanes: exp as in the other passes, log by the bits of the
@@ -248,7 +248,7 @@ def _smooth(logits, values, sizes, shares, softmax, least, ahead, start, stop, r
                 row[v] = own * value[v]
             stride = np.int64(1)
             for axis in range(len(sizes) - 1, -1, -1):
-                _add_neighbours(values[c], first, first + n, stride, sizes[axis], shares[axis] * f(0.5), row)
+                _add_neighbors(values[c], first, first + n, stride, sizes[axis], shares[axis] * f(0.5), row)
                 stride *= sizes[axis]
         if not softmax:
             for c in range(classes):
@@ -277,8 +277,8 @@ def _smooth(logits, values, sizes, shares, softmax, least, ahead, start, stop, r
 
 
 @jit
-def _add_neighbours(values, first, last, stride, size, weight, mean):
-    """Add the two neighbours along an axis; the edges of the grid are neighbours of themselves."""
+def _add_neighbors(values, first, last, stride, size, weight, mean):
+    """Add the two neighbors along an axis; the edges of the grid are neighbors of themselves."""
     v = first
     while v < last:
         place, begun = v // stride % size, v % stride

@@ -199,7 +199,7 @@ def _forward_pass(
         cells_at = cell_ptr + own * classes * cells * columns
         class_at = class_ptr + own * classes * COLUMNS
         place = voxel  # among the labels of the case
-        top, total = _normaliser(x_at, on, classes, x_class, ACTIVATION)
+        top, total = _normalizer(x_at, on, classes, x_class, ACTIVATION)
         if EXCLUSIVE:
             y = tl.load(y_at, mask=on, other=0)
             strange = on & ~((y >= 0) & (y < classes) & (y.to(tl.int64) == y))
@@ -215,18 +215,18 @@ def _forward_pass(
                 wrong = tl.minimum(wrong, tl.where(strange, place, NOWHERE))
                 y_at += y_class
                 place += voxels
-            labelled = on & ~(weight == 0)  # not 0, or NaN
+            labeled = on & ~(weight == 0)  # not 0, or NaN
             if CELLS:
                 cell, u = _locate(p, cells, SCALE, SHIFT, RIGHT)
                 _add_powers(cells_at, cell, u, one, on, cells, p.dtype, powers, columns, SCATTER, TILE)
                 labels_at = cells_at + powers
-                _add_powers(labels_at, cell, u, weight, labelled, cells, p.dtype, powers - 1, columns, SCATTER, TILE)
+                _add_powers(labels_at, cell, u, weight, labeled, cells, p.dtype, powers - 1, columns, SCATTER, TILE)
                 cells_at += cells * columns
             if CLASSES:
                 entropy = _cross_entropy(x, p, top, total, weight, ACTIVATION)
                 wide = p.to(tl.float64)
                 tl.atomic_add(class_at + CROSS_ENTROPY, tl.sum(tl.where(on, entropy, 0.0)))
-                tl.atomic_add(class_at + INTERSECTION, tl.sum(tl.where(labelled, wide * weight, 0.0)))
+                tl.atomic_add(class_at + INTERSECTION, tl.sum(tl.where(labeled, wide * weight, 0.0)))
                 tl.atomic_add(class_at + PROBABILITY_SQUARED, tl.sum(tl.where(on, wide * wide, 0.0)))
                 tl.atomic_add(class_at + LABEL_SQUARED, tl.sum(tl.where(on, weight * weight, 0.0)))
                 tl.atomic_add(class_at + LABEL, tl.sum(tl.where(on, weight, 0.0)))
@@ -255,7 +255,7 @@ def _backward_pass(
         on = on & (tl.load(mask_ptr + case * mask_case + voxel * mask_voxel, mask=on, other=0) != 0)
     first_x = x_ptr + case * x_case + voxel * x_voxel
     first_y = y_ptr + case * y_case + voxel * y_voxel
-    top, total = _normaliser(first_x, on, classes, x_class, ACTIVATION)
+    top, total = _normalizer(first_x, on, classes, x_class, ACTIVATION)
     common = tl.zeros((BLOCK,), tl.float64)  # of the softmax: sum of p g over classes, less the cross-entropy's weight
     # The softmax needs `common` of all classes before the gradient of the first.
     for store in tl.static_range(0 if ACTIVATION == "softmax" else 1, 2):
@@ -296,7 +296,7 @@ def _backward_pass(
 
 
 @triton.jit
-def _normaliser(first_x, on, classes, x_class, ACTIVATION: tl.constexpr):
+def _normalizer(first_x, on, classes, x_class, ACTIVATION: tl.constexpr):
     """Of the softmax, each voxel's largest logit and the sum of exponentials relative to it."""
     top = tl.load(first_x, mask=on, other=0.0)
     total = tl.zeros_like(top)

@@ -1,14 +1,14 @@
 """Figures for print, drawn from numbers that were computed elsewhere.
 
 Each function draws on the axes or the figure that it is given and returns; nothing is shown, no global setting is
-changed and pyplot is never touched. A method has one colour everywhere (`method_colours`), all colours can be told
-apart by colour-blind readers, text is 7 points or larger at print size, and names are shown as they are spelt.
+changed and pyplot is never touched. A method has one color everywhere (`method_colors`), all colors can be told
+apart by color-blind readers, text is 7 points or larger at print size, and names are shown as they are spelt.
 
-Reading order: `style` (colours, sizes, text), `reliability`, `histograms`, `radar`, `probability`, `curves`, `pareto`,
+Reading order: `style` (colors, sizes, text), `reliability`, `histograms`, `radar`, `probability`, `curves`, `pareto`,
 `decisions` (the figures), `saving` (files), `standard` (the set of figures that follows from saved evaluations).
 """
 
-from segcal.plots.colors import method_colours
+from segcal.plots.colors import method_colors
 from segcal.plots.curves import SensitivityPoint, memberships, sensitivity, sensitivity_figure
 from segcal.plots.decisions import dice_over_thresholds, dice_promises, risk_and_coverage, volume_differences
 from segcal.plots.histograms import histogram_grid, reliability_histogram
@@ -30,7 +30,7 @@ __all__ = [
     "figure_bytes",
     "histogram_grid",
     "memberships",
-    "method_colours",
+    "method_colors",
     "new_figure",
     "pareto",
     "pareto_figure",

@@ -14,10 +14,10 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from segcal.binning import Binning
 from segcal.errors import ConfigError, one_of
-from segcal.plots.colors import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, method_colours
+from segcal.plots.colors import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, method_colors
 from segcal.plots.style import MARKERS, AnyFigure, legend, legend_below, make_room, plain_axes, unit_axis
 
-BIN_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+BIN_COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 DASHES: dict[str, Any] = {"hard": "-", "triangular": "--", "gaussian": ":", "bspline": "-."}
 KERNEL_NAMES = {
     "hard": "hard",
@@ -29,7 +29,7 @@ STEPS = 2000  # points of a curve, besides the edges of bins
 
 
 def memberships(ax: Axes, binnings: Sequence[Binning]) -> dict[tuple[int, int], Line2D]:
-    """Draw the weight of every probability in each bin, each bin in its colour; lines by (binning, bin).
+    """Draw the weight of every probability in each bin, each bin in its color; lines by (binning, bin).
 
     Hard bins are solid, the paper's soft ones dashed.
     """
@@ -42,7 +42,7 @@ def memberships(ax: Axes, binnings: Sequence[Binning]) -> dict[tuple[int, int], 
         for k in range(binning.bins):
             seen = weights[:, k] > 0
             near = seen | np.append(seen[1:], False) | np.append(False, seen[:-1])  # the foot of the curve, too
-            style: Any = {"color": BIN_COLOURS[k % len(BIN_COLOURS)], "linestyle": DASHES[binning.kernel]}
+            style: Any = {"color": BIN_COLORS[k % len(BIN_COLORS)], "linestyle": DASHES[binning.kernel]}
             (made[i, k],) = ax.plot(x.numpy()[near], weights[near, k], linewidth=1.2, clip_on=False, **style)
     plain_axes(ax, x="probability", y="membership")
     unit_axis(ax.xaxis)
@@ -72,7 +72,7 @@ def sensitivity(
     points: Iterable[SensitivityPoint],
     *,
     against: Literal["bins", "lambda"],
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> dict[tuple[str, str], Line2D]:
     """Draw DSC and macro ACE against the number of bins or the loss weight, on a log axis; lines by (method, metric).
 
@@ -83,7 +83,7 @@ def sensitivity(
     if any(point.setting <= 0 for point in points):
         raise ConfigError(f"settings on a log axis must be positive; got {points[0].setting}.")
     methods = list(dict.fromkeys(point.method for point in points))
-    colours = colours or method_colours(methods)
+    colors = colors or method_colors(methods)
     settings = sorted({point.setting for point in points})
     made = {}
     for ax, metric, name in zip(axes, ("dice", "ace"), ("DSC ↑", "macro ACE ↓"), strict=True):
@@ -93,11 +93,11 @@ def sensitivity(
             x, y, spread = (
                 np.array([getattr(point, field) for point in own]) for field in ("setting", metric, f"{metric}_spread")
             )
-            marker = MARKERS[list(colours).index(method) % len(MARKERS)]
-            (line,) = ax.plot(x, y, color=colours[method], marker=marker, markersize=3, linewidth=1.1)
+            marker = MARKERS[list(colors).index(method) % len(MARKERS)]
+            (line,) = ax.plot(x, y, color=colors[method], marker=marker, markersize=3, linewidth=1.1)
             made[method, metric] = line
             if np.isfinite(spread).any():
-                ax.fill_between(x, y - spread, y + spread, color=colours[method], alpha=0.15, linewidth=0)
+                ax.fill_between(x, y - spread, y + spread, color=colors[method], alpha=0.15, linewidth=0)
         plain_axes(ax, x="bins" if against == "bins" else "weight λ", y=name)
         ax.set_xticks(settings, labels=[f"{setting:g}" for setting in settings])
         ax.xaxis.set_minor_locator(NullLocator())
@@ -110,7 +110,7 @@ def sensitivity_figure(
     *,
     bins: Iterable[SensitivityPoint],
     weights: Iterable[SensitivityPoint],
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> list[Axes]:
     """Draw the whole study: DSC above macro ACE, against bins on the left and the weight on the right; the axes.
 
@@ -122,19 +122,19 @@ def sensitivity_figure(
     if not shown:
         raise ConfigError("there must be points against bins or weights; got none.")
     methods = list(dict.fromkeys(point.method for points in shown.values() for point in points))
-    colours = colours or method_colours(methods)
+    colors = colors or method_colors(methods)
     grid = figure.add_gridspec(2, len(shown))
     axes: list[Axes] = []
     for column, (against, points) in enumerate(shown.items()):
         upper, lower = (figure.add_subplot(grid[i, column], sharey=axes[i] if column else None) for i in range(2))
-        sensitivity((upper, lower), points, against=against, colours=colours)
+        sensitivity((upper, lower), points, against=against, colors=colors)
         upper.set_xlabel("")
         upper.tick_params(labelbottom=False)
         for ax in (upper, lower) if column else ():
             ax.set_ylabel("")
             ax.tick_params(labelleft=False)
         axes += [upper, lower]
-    markers = {method: MARKERS[i % len(MARKERS)] for i, method in enumerate(colours)}
-    handles = [Line2D([], [], color=colours[m], marker=markers[m], markersize=3) for m in methods]
+    markers = {method: MARKERS[i % len(MARKERS)] for i, method in enumerate(colors)}
+    handles = [Line2D([], [], color=colors[m], marker=markers[m], markersize=3) for m in methods]
     legend_below(figure, handles, methods)
     return axes

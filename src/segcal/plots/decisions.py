@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from segcal.evaluation.columns import Label
 from segcal.evaluation.decisions import Agreement, ClassAgreement
-from segcal.plots.colors import BLACK, GREY
+from segcal.plots.colors import BLACK, GRAY
 from segcal.plots.style import (
     LINE_PT,
     MARKERS,
@@ -29,13 +29,13 @@ ROUND = (1, 2, 2.5, 5, 10)  # steps of ticks
 DASHED, DOTTED = (0, (4, 2)), (0, (1, 2))
 
 
-def dice_promises(ax: Axes, found: Mapping[str, ClassAgreement], colours: Mapping[str, str]) -> None:
+def dice_promises(ax: Axes, found: Mapping[str, ClassAgreement], colors: Mapping[str, str]) -> None:
     """Draw actual against expected Dice, a point for each case of each method; on the dashed line they agree."""
     lowest = 0.8
     for i, (method, each) in enumerate(found.items()):
         known = ~np.isnan(each.actual)
         lowest = min([lowest, *each.expected[known], *each.actual[known]])
-        _points(ax, each.expected, each.actual, colours[method], i)
+        _points(ax, each.expected, each.actual, colors[method], i)
     start = max(0.0, lowest - 0.03)
     ax.plot([0, 1], [0, 1], color=BLACK, linewidth=LINE_PT, linestyle=DASHED, zorder=1)
     plain_axes(ax, x="expected DSC", y="actual DSC")
@@ -44,13 +44,13 @@ def dice_promises(ax: Axes, found: Mapping[str, ClassAgreement], colours: Mappin
         axis.set_major_locator(MaxNLocator(5, steps=ROUND))
 
 
-def risk_and_coverage(ax: Axes, found: Mapping[str, ClassAgreement], colours: Mapping[str, str]) -> None:
+def risk_and_coverage(ax: Axes, found: Mapping[str, ClassAgreement], colors: Mapping[str, str]) -> None:
     """Draw the mean of 1 - Dice of the cases taken, by expected Dice, by actual Dice (dashed), at random (dotted)."""
     for method, each in found.items():
-        risk, colour = each.risk, colours[method]
-        ax.plot(risk.coverage, risk.risk, color=colour, linewidth=1.2)
-        ax.plot(risk.coverage, risk.ideal, color=colour, linewidth=0.8, linestyle=DASHED)
-        ax.plot([0, 1], [risk.random_area] * 2, color=colour, linewidth=0.8, linestyle=DOTTED)
+        risk, color = each.risk, colors[method]
+        ax.plot(risk.coverage, risk.risk, color=color, linewidth=1.2)
+        ax.plot(risk.coverage, risk.ideal, color=color, linewidth=0.8, linestyle=DASHED)
+        ax.plot([0, 1], [risk.random_area] * 2, color=color, linewidth=0.8, linestyle=DOTTED)
     plain_axes(ax, x="share of cases taken", y="mean of 1 \N{MINUS SIGN} DSC")
     unit_axis(ax.xaxis)
     ax.set_xlim(0, 1.01)
@@ -58,13 +58,13 @@ def risk_and_coverage(ax: Axes, found: Mapping[str, ClassAgreement], colours: Ma
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
 
 
-def dice_over_thresholds(ax: Axes, found: Mapping[str, ClassAgreement], colours: Mapping[str, str]) -> None:
+def dice_over_thresholds(ax: Axes, found: Mapping[str, ClassAgreement], colors: Mapping[str, str]) -> None:
     """Draw mean Dice at each threshold, against the labels and as promised (dashed), with the largest of each."""
     for method, each in found.items():
-        curves, colour = each.thresholds, colours[method]
-        ax.plot(curves.thresholds, curves.dice, color=colour, linewidth=1.2)
-        ax.plot(curves.thresholds, curves.expected_dice, color=colour, linewidth=0.8, linestyle=DASHED)
-        mark: Any = {"color": colour, "marker": "o", "markersize": 4, "linestyle": "none", "zorder": 4}
+        curves, color = each.thresholds, colors[method]
+        ax.plot(curves.thresholds, curves.dice, color=color, linewidth=1.2)
+        ax.plot(curves.thresholds, curves.expected_dice, color=color, linewidth=0.8, linestyle=DASHED)
+        mark: Any = {"color": color, "marker": "o", "markersize": 4, "linestyle": "none", "zorder": 4}
         ax.plot([curves.promised.threshold], [curves.promised.expected_dice], **mark, markerfacecolor="white")
         ax.plot([curves.best.threshold], [curves.best.dice], **mark)
     plain_axes(ax, x="threshold", y="mean DSC")
@@ -73,19 +73,19 @@ def dice_over_thresholds(ax: Axes, found: Mapping[str, ClassAgreement], colours:
     ax.set(xlim=(0, 1), ylim=(0, 1.02))
 
 
-def volume_differences(ax: Axes, found: Mapping[str, ClassAgreement], colours: Mapping[str, str]) -> None:
+def volume_differences(ax: Axes, found: Mapping[str, ClassAgreement], colors: Mapping[str, str]) -> None:
     """Draw Bland and Altman's plot of decided volumes: difference from the true one against the mean of both.
 
     Lines are the mean difference and, dashed, the 95 % limits of agreement.
     """
-    ax.axhline(0, color=GREY, linewidth=LINE_PT)
+    ax.axhline(0, color=GRAY, linewidth=LINE_PT)
     for i, (method, each) in enumerate(found.items()):
         volume = each.decided_volume
         if volume is None:
             continue
-        _points(ax, volume.mean, volume.difference, colours[method], i)
+        _points(ax, volume.mean, volume.difference, colors[method], i)
         for value, style in ((volume.bias, "-"), (volume.low, DASHED), (volume.high, DASHED)):
-            ax.axhline(value, color=colours[method], linewidth=0.9, linestyle=style)
+            ax.axhline(value, color=colors[method], linewidth=0.9, linestyle=style)
     plain_axes(ax, x="mean of decided and true", y="decided less true")
     ax.set_xlim(left=0)
     for axis in (ax.xaxis, ax.yaxis):
@@ -107,7 +107,7 @@ def decision_grid(
     draw: Draw,
     *,
     labels: Mapping[Label, str],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
     columns: int = 4,
 ) -> dict[Label, Axes]:
     """Draw one of these figures for several classes, beside and beneath each other; their axes.
@@ -121,21 +121,21 @@ def decision_grid(
     made: dict[Label, Axes] = {}
     for i, (label, title) in enumerate(labels.items()):
         ax = figure.add_subplot(grid[divmod(i, columns)])
-        draw(ax, {method: each.labels[label] for method, each in agreements.items()}, colours)
+        draw(ax, {method: each.labels[label] for method, each in agreements.items()}, colors)
         add_title(ax, title)
         if i % columns:
             ax.set_ylabel("")
         if i + columns < len(labels):
             ax.set_xlabel("")
         made[label] = ax
-    _add_legend(figure, agreements, draw, colours)
+    _add_legend(figure, agreements, draw, colors)
     return made
 
 
-def _add_legend(figure: AnyFigure, agreements: Mapping[str, Agreement], draw: Draw, colours: Mapping[str, str]) -> None:
+def _add_legend(figure: AnyFigure, agreements: Mapping[str, Agreement], draw: Draw, colors: Mapping[str, str]) -> None:
     points = draw in (dice_promises, volume_differences)
     handles = [
-        Line2D([], [], color=colours[method], linewidth=1.2, **_marker(i) if points else {})
+        Line2D([], [], color=colors[method], linewidth=1.2, **_marker(i) if points else {})
         for i, method in enumerate(agreements)
     ]
     handles += [Line2D([], [], color=BLACK, linewidth=0.9, linestyle=style) for _, style in KEYS[draw]]
@@ -148,6 +148,6 @@ def _marker(i: int) -> dict[str, Any]:
     return {"marker": MARKERS[i % len(MARKERS)], "markersize": 3, "linestyle": "none"}
 
 
-def _points(ax: Axes, x: Any, y: Any, colour: str, i: int) -> None:
+def _points(ax: Axes, x: Any, y: Any, color: str, i: int) -> None:
     edge: Any = {"markeredgecolor": "white", "markeredgewidth": 0.3, "alpha": 0.8, "zorder": 3, "clip_on": False}
-    ax.plot(x, y, color=colour, **_marker(i), **edge)
+    ax.plot(x, y, color=color, **_marker(i), **edge)

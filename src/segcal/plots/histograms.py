@@ -15,12 +15,12 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from segcal.evaluation.diagrams import ReliabilityHistogram
-from segcal.plots.colors import BLACK, BLUE, GREY, method_colours
+from segcal.plots.colors import BLACK, BLUE, GRAY, method_colors
 from segcal.plots.style import (
     LINE_PT,
     TITLE_PT,
     AnyFigure,
-    add_colour_bar,
+    add_color_bar,
     add_title,
     legend_below,
     literal,
@@ -34,7 +34,7 @@ from segcal.plots.style import (
 SHADES = ListedColormap([(1.0, 1.0, 1.0, 1.0), *matplotlib.colormaps["magma_r"](np.linspace(0, 1, 256))[1:]])
 NO_CASE = "#E4E4E4"  # bins that no case occupies
 GAMMA = 0.35
-TICKS = (0, 0.01, 0.1, 0.3, 1)  # of the colour bar
+TICKS = (0, 0.01, 0.1, 0.3, 1)  # of the color bar
 
 
 def reliability_histogram(
@@ -43,13 +43,13 @@ def reliability_histogram(
     *,
     gamma: float = GAMMA,
     title: str | None = None,
-    colour: str = BLUE,
-    colour_bar: bool = False,
+    color: str = BLUE,
+    color_bar: bool = False,
 ) -> AxesImage:
     """Draw how the frequency of each bin is spread over cases, with the mean of each bin and the diagonal.
 
     Shades are gamma-corrected so that few cases show, and run from 0 to 1 in every histogram, so that several can
-    be compared. Bins that no case occupies are grey.
+    be compared. Bins that no case occupies are gray.
     """
     share = histogram.share.numpy().T  # levels upwards
     nowhere = np.broadcast_to((histogram.cases == 0).numpy(), share.shape)
@@ -67,7 +67,7 @@ def reliability_histogram(
     ax.plot(
         histogram.confidence.numpy(),
         histogram.frequency.numpy(),
-        color=colour,
+        color=color,
         linewidth=1.1,
         marker="o",
         markersize=2.2,
@@ -79,8 +79,8 @@ def reliability_histogram(
     ax.set(xlim=(0, 1), ylim=(0, 1))
     if title is not None:
         add_title(ax, title)
-    if colour_bar:
-        add_colour_bar(ax, image, label="share of cases", ticks=TICKS)
+    if color_bar:
+        add_color_bar(ax, image, label="share of cases", ticks=TICKS)
     return image
 
 
@@ -89,15 +89,15 @@ def histogram_grid(
     histograms: Mapping[str, Mapping[str, ReliabilityHistogram]],
     *,
     gamma: float = GAMMA,
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> dict[tuple[str, str], Axes]:
     """Draw a row for each class or dataset and a column for each method; the axes by (row, column).
 
-    `histograms[row][column]`; a row may lack columns. `colours` are those of the methods, if not given their own.
+    `histograms[row][column]`; a row may lack columns. `colors` are those of the methods, if not given their own.
     """
     make_room(figure, fixed_aspect=True)
     columns = list(dict.fromkeys(column for row in histograms.values() for column in row))
-    colours = colours or method_colours(columns)
+    colors = colors or method_colors(columns)
     grid = figure.add_gridspec(len(histograms), len(columns))
     made: dict[tuple[str, str], Axes] = {}
     for i, (name, row) in enumerate(histograms.items()):
@@ -106,7 +106,7 @@ def histogram_grid(
                 continue
             ax = made[name, column] = figure.add_subplot(grid[i, j])
             top = not any((above, column) in made for above in list(histograms)[:i])
-            reliability_histogram(ax, row[column], gamma=gamma, colour=colours[column])
+            reliability_histogram(ax, row[column], gamma=gamma, color=colors[column])
             if top:
                 add_title(ax, column)
             if i + 1 < len(histograms):
@@ -119,7 +119,7 @@ def histogram_grid(
                 _name_row(ax, name, rows=len(histograms))
     for (_, column), ax in made.items():
         if column == columns[-1]:
-            add_colour_bar(ax, ax.images[0], label="share of cases", ticks=TICKS)
+            add_color_bar(ax, ax.images[0], label="share of cases", ticks=TICKS)
             break
     _add_legend(figure)
     return made
@@ -135,8 +135,8 @@ def _name_row(ax: Axes, name: str, *, rows: int) -> None:
 
 def _add_legend(figure: AnyFigure) -> None:
     handles = [
-        Line2D([], [], color=GREY, linewidth=1.1, marker="o", markersize=2.2),
+        Line2D([], [], color=GRAY, linewidth=1.1, marker="o", markersize=2.2),
         Line2D([], [], color=BLACK, linewidth=LINE_PT, linestyle=(0, (4, 3))),
-        Patch(facecolor=NO_CASE, edgecolor=GREY, linewidth=0.3),
+        Patch(facecolor=NO_CASE, edgecolor=GRAY, linewidth=0.3),
     ]
     legend_below(figure, handles, ["mean over cases", "perfect", "no case"])

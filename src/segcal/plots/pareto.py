@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from segcal.errors import ConfigError
 from segcal.evaluation.diagrams import pareto_front
-from segcal.plots.colors import GREY, method_colours
+from segcal.plots.colors import GRAY, method_colors
 from segcal.plots.style import LINE_PT, MARKERS, AnyFigure, add_title, legend_below, make_room, plain_axes, width_in_of
 
 FRONT, OUTSIDE = "front", "outside the budget"
@@ -34,7 +34,7 @@ def pareto(
     ax: Axes,
     runs: Iterable[TradeOff],
     *,
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
     title: str | None = None,
     budget: float | None = None,
 ) -> dict[str, Artist]:
@@ -46,25 +46,25 @@ def pareto(
     """
     runs = list(runs)
     methods = list(dict.fromkeys(run.method for run in runs))
-    colours = colours or method_colours(methods)
-    if lost := [method for method in methods if method not in colours]:
-        raise ConfigError(f"colours must have one for each method; {', '.join(map(repr, lost))} has none.")
+    colors = colors or method_colors(methods)
+    if lost := [method for method in methods if method not in colors]:
+        raise ConfigError(f"colors must have one for each method; {', '.join(map(repr, lost))} has none.")
     if taken := {FRONT, OUTSIDE}.intersection(methods):
         raise ConfigError(f"no method may be called {taken.pop()!r}, which means something else here; rename it.")
-    markers = _markers(colours)
+    markers = _markers(colors)
     made: dict[str, Artist] = {}
     means = []
     for method in methods:
         own = [run for run in runs if run.method == method]
         means.append((fmean(run.dice for run in own), fmean(run.ace for run in own)))
-        style: Any = {"color": colours[method], "linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.4}
+        style: Any = {"color": colors[method], "linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.4}
         dots: Any = {"marker": "o", "markersize": 3, "alpha": 0.45}
         ax.plot([run.dice for run in own], [run.ace for run in own], zorder=2, **style | dots)
         mean: Any = {"marker": markers[method], "markersize": SIZES.get(markers[method], 6.0)}
         (made[method],) = ax.plot(*means[-1], zorder=4, **style | mean)
     if front := [means[i] for i in pareto_front(means)]:
         ring: Any = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgewidth": LINE_PT}
-        line: Any = {"color": GREY, "linewidth": 0.9, "drawstyle": "steps-pre", "zorder": 3}
+        line: Any = {"color": GRAY, "linewidth": 0.9, "drawstyle": "steps-pre", "zorder": 3}
         (made[FRONT],) = ax.plot(*zip(*front, strict=True), **line | ring)
     plain_axes(ax, x="DSC ↑", y="macro ACE ↓")
     ax.margins(0.1)
@@ -83,7 +83,7 @@ def pareto_figure(
     figure: AnyFigure,
     panels: Mapping[str, Iterable[TradeOff]],
     *,
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
     budgets: Mapping[str, float] | None = None,
 ) -> dict[str, Axes]:
     """Draw a panel for each name, two beside each other, over one legend; their axes by name.
@@ -98,14 +98,14 @@ def pareto_figure(
         raise ConfigError(f"budgets must be of panels ({', '.join(map(repr, shown))}); got {unknown[0]!r}.")
     runs = [run for each in shown.values() for run in each]
     methods = list(dict.fromkeys(run.method for run in runs))
-    colours = colours or method_colours(methods)
+    colors = colors or method_colors(methods)
     columns = min(COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
     axes: dict[str, Axes] = {}
     made: dict[str, Artist] = {}
     for i, (name, own) in enumerate(shown.items()):
         ax = axes[name] = figure.add_subplot(rows, columns, i + 1)
-        made |= pareto(ax, own, colours=colours, title=name or None, budget=budgets.get(name))
+        made |= pareto(ax, own, colors=colors, title=name or None, budget=budgets.get(name))
         if i % columns:
             ax.set_ylabel("")
         if i + columns < len(shown):
@@ -117,11 +117,11 @@ def pareto_figure(
     return axes
 
 
-def _markers(colours: Mapping[str, str]) -> dict[str, str]:
-    """The marker of each method as in other figures, but where a method of the same colour has it: then the next."""
+def _markers(colors: Mapping[str, str]) -> dict[str, str]:
+    """The marker of each method as in other figures, but where a method of the same color has it: then the next."""
     made: dict[str, str] = {}
-    for i, (method, colour) in enumerate(colours.items()):
-        taken = {marker for other, marker in made.items() if colours[other] == colour}
+    for i, (method, color) in enumerate(colors.items()):
+        taken = {marker for other, marker in made.items() if colors[other] == color}
         turned = [MARKERS[(i + k) % len(MARKERS)] for k in range(len(MARKERS))]
         made[method] = next((marker for marker in turned if marker not in taken), turned[0])
     return made
@@ -129,7 +129,7 @@ def _markers(colours: Mapping[str, str]) -> dict[str, str]:
 
 def _shade(ax: Axes, budget: float) -> Artist:
     """A dashed line at a DSC, which the limits of the axes then include, and a shade to its left."""
-    ax.axvline(budget, color=GREY, linewidth=LINE_PT, linestyle=(0, (4, 3)), zorder=1)
+    ax.axvline(budget, color=GRAY, linewidth=LINE_PT, linestyle=(0, (4, 3)), zorder=1)
     limits = ax.get_xlim()
     shade = ax.axvspan(min(0.0, limits[0]), budget, facecolor="#EAEAEA", edgecolor="none", zorder=0)
     ax.set_xlim(limits)

@@ -18,17 +18,17 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from segcal.errors import ShapeError
-from segcal.plots.style import TITLE_PT, AnyFigure, add_colour_bar, add_title, legend_below, make_room, wrap
+from segcal.plots.style import TITLE_PT, AnyFigure, add_color_bar, add_title, legend_below, make_room, wrap
 
 Array = NDArray[Any]
 
 TRUE_POSITIVE, FALSE_NEGATIVE, FALSE_POSITIVE = "#4DA6FF", "#FF3B30", "#FFE119"  # the paper's blue, red and yellow
 LABELS = "#FFFFFF"
-# Perceptually uniform; without viridis' yellow, which is the colour of false positives.
+# Perceptually uniform; without viridis' yellow, which is the color of false positives.
 SHADES = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0, 0.8, 256)), name="segcal probability")
 OPAQUE_FROM = 0.2  # smaller probabilities fade, so that they do not veil the image
 OPACITY = 0.7
-CONTOUR_LEVEL = 0.65  # of a 0/1 map: just inside each region, so that neighbours do not hide each other
+CONTOUR_LEVEL = 0.65  # of a 0/1 map: just inside each region, so that neighbors do not hide each other
 
 
 def probability_map(
@@ -72,7 +72,7 @@ def probability_row(
     spacing_mm: tuple[float, float] = (1.0, 1.0),
     title: str = "labels",
 ) -> list[Axes]:
-    """Draw the image with its labels, then the probability map of each method, with one colour bar; the axes."""
+    """Draw the image with its labels, then the probability map of each method, with one color bar; the axes."""
     make_room(figure, fixed_aspect=True)
     axes = [figure.add_subplot(1, len(probabilities) + 1, i + 1) for i in range(len(probabilities) + 1)]
     _draw_image(axes[0], image, labels.shape, spacing_mm)
@@ -81,7 +81,7 @@ def probability_row(
     for ax, (method, probability) in zip(axes[1:], probabilities.items(), strict=True):
         prediction = None if predictions is None else predictions[method]
         probability_map(ax, image, probability, labels, prediction, spacing_mm=spacing_mm, title=method)
-    add_colour_bar(axes[-1], ScalarMappable(Normalize(0, 1), SHADES), label="probability", ticks=(0, 0.5, 1))
+    add_color_bar(axes[-1], ScalarMappable(Normalize(0, 1), SHADES), label="probability", ticks=(0, 0.5, 1))
     names = {"labels": LABELS, "true positive": TRUE_POSITIVE, "false negative": FALSE_NEGATIVE}
     names["false positive"] = FALSE_POSITIVE
     handles = [Line2D([], [], color=line, linewidth=1.5, path_effects=[_halo(2.5)]) for line in names.values()]
@@ -117,12 +117,12 @@ def _placed(shape: tuple[int, ...], spacing_mm: tuple[float, float]) -> dict[str
     return {"extent": extent, "origin": "lower", "interpolation": "nearest", "aspect": "equal"}
 
 
-def _outline(ax: Axes, region: Array, colour: str, spacing_mm: tuple[float, float]) -> None:
+def _outline(ax: Axes, region: Array, color: str, spacing_mm: tuple[float, float]) -> None:
     if not region.any():
         return
     framed = np.pad(region, 1).astype(np.float64)  # closes what touches the border
     x, y = ((np.arange(length) - 0.5) * step for length, step in zip(framed.shape, spacing_mm, strict=True))
-    lines = ax.contour(x, y, framed.T, levels=[CONTOUR_LEVEL], colors=[colour], linewidths=0.7)
+    lines = ax.contour(x, y, framed.T, levels=[CONTOUR_LEVEL], colors=[color], linewidths=0.7)
     lines.set_path_effects([_halo()])
     ax.set(xlim=(0, region.shape[0] * spacing_mm[0]), ylim=(0, region.shape[1] * spacing_mm[1]))
 

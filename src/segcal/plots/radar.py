@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from segcal.errors import ConfigError, one_of
 from segcal.evaluation.columns import RADAR
-from segcal.evaluation.diagrams import normalise
+from segcal.evaluation.diagrams import normalize
 from segcal.evaluation.evaluation import Evaluation
-from segcal.plots.colors import GREY, method_colours
+from segcal.plots.colors import GRAY, method_colors
 from segcal.plots.style import LINE_PT, MARKERS, TEXT_PT, AnyFigure, add_title, legend_below, literal, make_room, number
 
 AXES = {column.axis: column for column in RADAR}
@@ -42,7 +42,7 @@ def radar(
     *,
     higher_is_better: Collection[str] = ("DSC",),
     title: str | None = None,
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> list[Line2D]:
     """Draw `values[method][axis]`, outward always better, on polar axes; the line of each method.
 
@@ -56,17 +56,17 @@ def radar(
         )
     table = torch.tensor([[row[axis] for axis in axes] for row in values.values()], dtype=torch.float64)
     better = torch.tensor([axis in higher_is_better for axis in axes])
-    scaled = normalise(table, higher_is_better=better).numpy()
-    colours = colours or method_colours(values)
+    scaled = normalize(table, higher_is_better=better).numpy()
+    colors = colors or method_colors(values)
     angles = np.linspace(0, 2 * np.pi, len(axes), endpoint=False)
     _prepare(ax, angles)
     lines = []
     for i, (method, row) in enumerate(zip(values, scaled, strict=True)):
         closed, round_trip = np.append(row, row[0]), np.append(angles, angles[0])
-        style: Any = {"color": colours[method], "marker": MARKERS[i % len(MARKERS)], "markersize": 3}
+        style: Any = {"color": colors[method], "marker": MARKERS[i % len(MARKERS)], "markersize": 3}
         lines += ax.plot(round_trip, closed, linewidth=1.1, clip_on=False, zorder=3, **style)
         if np.isfinite(row).all():
-            ax.fill(angles, row, color=colours[method], alpha=0.05, linewidth=0)
+            ax.fill(angles, row, color=colors[method], alpha=0.05, linewidth=0)
     best = [max(table[:, j][scaled[:, j] == 1].tolist(), default=math.nan) for j in range(len(axes))]
     for angle, axis, up, value in zip(angles, axes, better, best, strict=True):
         _name_axis(ax, angle, f"{axis} {'↑' if up else '↓'}\n{number(value)}")
@@ -92,14 +92,14 @@ def radar_figure(
     figure: AnyFigure,
     panels: Mapping[str, Mapping[str, Mapping[str, float]]],
     *,
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> list[PolarAxes]:
     """Draw `panels[title][method][axis]` beside each other, over one legend; the axes. All have the same methods."""
     make_room(figure)
     made = []
     for i, (title, values) in enumerate(panels.items()):
         ax = cast(PolarAxes, figure.add_subplot(1, len(panels), i + 1, projection="polar"))
-        lines = radar(ax, values, title=title, colours=colours)
+        lines = radar(ax, values, title=title, colors=colors)
         made.append(ax)
     legend_below(figure, lines, list(values), heading=HINT)
     return made
@@ -115,9 +115,9 @@ def _prepare(ax: PolarAxes, angles: NDArray[np.float64]) -> None:
     ax.set_theta_direction(-1)
     ax.set_ylim(0, 1)
     ax.set_rlabel_position(float(np.degrees(angles[1] / 2)) if len(angles) > 1 else 20.0)
-    ax.set_yticks([0.25, 0.5, 0.75, 1], labels=["", "0.5", "", ""], fontsize=TEXT_PT, color=GREY)
+    ax.set_yticks([0.25, 0.5, 0.75, 1], labels=["", "0.5", "", ""], fontsize=TEXT_PT, color=GRAY)
     ax.grid(color="#CFCFCF", linewidth=LINE_PT)
-    ax.spines["polar"].set(color=GREY, linewidth=LINE_PT)
+    ax.spines["polar"].set(color=GRAY, linewidth=LINE_PT)
     ax.set_xticks(angles, labels=[])
 
 

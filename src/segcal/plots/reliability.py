@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from segcal.evaluation.diagrams import Reliability
-from segcal.plots.colors import BLACK, BLUE, SKY, VERMILLION
+from segcal.plots.colors import BLACK, BLUE, SKY, VERMILION
 from segcal.plots.style import (
     LINE_PT,
     TEXT_PT,
@@ -24,12 +24,12 @@ from segcal.plots.style import (
     unit_axis,
 )
 
-OVER, UNDER = VERMILLION, SKY  # gaps of bins whose confidence is too high, or too low
+OVER, UNDER = VERMILION, SKY  # gaps of bins whose confidence is too high, or too low
 HATCH_OVER, HATCH_UNDER = "/////", "....."  # told apart in black and white, too
 
 
 def reliability_diagram(
-    where: AnyFigure | tuple[Axes, Axes], diagram: Reliability, *, title: str | None = None, colour: str = BLUE
+    where: AnyFigure | tuple[Axes, Axes], diagram: Reliability, *, title: str | None = None, color: str = BLUE
 ) -> tuple[Axes, Axes]:
     """Draw frequency against confidence, and beneath it the count of each bin on a log axis; both axes.
 
@@ -38,8 +38,8 @@ def reliability_diagram(
     """
     upper, lower = where if isinstance(where, tuple) else _panels(where)
     _draw_gaps(upper, diagram)
-    _draw_points(upper, diagram, colour)
-    _draw_counts(lower, diagram, colour)
+    _draw_points(upper, diagram, color)
+    _draw_counts(lower, diagram, color)
     errors = {"ACE": diagram.ace, "ECE": diagram.ece, "MCE": diagram.mce}
     box = {"boxstyle": "square,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
     lines = "\n".join(f"{name} {number(value)}" for name, value in errors.items())
@@ -47,12 +47,12 @@ def reliability_diagram(
     if title is not None:
         add_title(upper, title)
     if not isinstance(where, tuple):
-        _add_legend(where, diagram.band, colour)
+        _add_legend(where, diagram.band, color)
     return upper, lower
 
 
 def reliability_grid(
-    figure: AnyFigure, diagrams: Mapping[str, Reliability], *, columns: int = 4, colour: str = BLUE
+    figure: AnyFigure, diagrams: Mapping[str, Reliability], *, columns: int = 4, color: str = BLUE
 ) -> dict[str, tuple[Axes, Axes]]:
     """Draw several reliability diagrams beside and beneath each other, each under its name; their axes by name."""
     make_room(figure)
@@ -64,14 +64,14 @@ def reliability_grid(
         row, column = divmod(i, columns)
         upper = figure.add_subplot(grid[2 * row, column])
         lower = figure.add_subplot(grid[2 * row + 1, column], sharex=upper)
-        made[name] = reliability_diagram((upper, lower), diagram, title=name, colour=colour)
+        made[name] = reliability_diagram((upper, lower), diagram, title=name, color=color)
         if column:
             upper.set_ylabel("")
             lower.set_ylabel("")
         if i + columns < len(diagrams):
             lower.set_xlabel("")
     bands = dict.fromkeys(diagram.band for diagram in diagrams.values())
-    _add_legend(figure, "; ".join(bands), colour)
+    _add_legend(figure, "; ".join(bands), color)
     return made
 
 
@@ -85,7 +85,7 @@ def _panels(figure: AnyFigure) -> tuple[Axes, Axes]:
 def _draw_gaps(ax: Axes, diagram: Reliability) -> None:
     edges, confidence, frequency = (x.numpy() for x in (diagram.edges, diagram.confidence, diagram.frequency))
     left, width = edges[:-1], np.diff(edges)
-    for kind, colour, hatch, which in (
+    for kind, color, hatch, which in (
         ("too high", OVER, HATCH_OVER, confidence > frequency),
         ("too low", UNDER, HATCH_UNDER, confidence < frequency),
     ):
@@ -95,8 +95,8 @@ def _draw_gaps(ax: Axes, diagram: Reliability) -> None:
             width[which],
             frequency[which],
             align="edge",
-            color=f"{colour}59",
-            edgecolor=colour,
+            color=f"{color}59",
+            edgecolor=color,
             linewidth=0.4,
             hatch=hatch,
             label=kind,
@@ -104,18 +104,18 @@ def _draw_gaps(ax: Axes, diagram: Reliability) -> None:
     ax.plot([0, 1], [0, 1], color=BLACK, linewidth=LINE_PT, linestyle=(0, (4, 3)))
 
 
-def _draw_points(ax: Axes, diagram: Reliability, colour: str) -> None:
+def _draw_points(ax: Axes, diagram: Reliability, color: str) -> None:
     confidence, frequency, low, high = (
         x.numpy() for x in (diagram.confidence, diagram.frequency, diagram.low, diagram.high)
     )
-    ax.vlines(confidence, low, high, color=colour, linewidth=1.0, zorder=3)
+    ax.vlines(confidence, low, high, color=color, linewidth=1.0, zorder=3)
     ax.plot(
         confidence,
         frequency,
         linestyle="none",
         marker="o",
         markersize=3,
-        color=colour,
+        color=color,
         markeredgecolor="white",
         markeredgewidth=0.3,
         clip_on=False,
@@ -128,11 +128,11 @@ def _draw_points(ax: Axes, diagram: Reliability, colour: str) -> None:
     ax.set(xlim=(0, 1), ylim=(0, 1.02))
 
 
-def _draw_counts(ax: Axes, diagram: Reliability, colour: str) -> None:
+def _draw_counts(ax: Axes, diagram: Reliability, color: str) -> None:
     count, edges = diagram.count.numpy(), diagram.edges.numpy()
     seen = count > 0
     ax.set_yscale("log")
-    ax.bar(edges[:-1][seen], count[seen], np.diff(edges)[seen], align="edge", color=colour, alpha=0.55, linewidth=0)
+    ax.bar(edges[:-1][seen], count[seen], np.diff(edges)[seen], align="edge", color=color, alpha=0.55, linewidth=0)
     plain_axes(ax, x="confidence", y="count")
     unit_axis(ax.xaxis)
     ax.set_ylim(0.7, 2 * max(count.max(initial=0), 5))
@@ -141,11 +141,11 @@ def _draw_counts(ax: Axes, diagram: Reliability, colour: str) -> None:
     ax.yaxis.set_major_formatter(EngFormatter(sep=""))  # 10k, not a small exponent
 
 
-def _add_legend(figure: AnyFigure, band: str, colour: str) -> None:
+def _add_legend(figure: AnyFigure, band: str, color: str) -> None:
     handles = [
         Patch(facecolor=f"{OVER}59", edgecolor=OVER, hatch=HATCH_OVER, linewidth=0.4),
         Patch(facecolor=f"{UNDER}59", edgecolor=UNDER, hatch=HATCH_UNDER, linewidth=0.4),
         Line2D([], [], color=BLACK, linewidth=LINE_PT, linestyle=(0, (4, 3))),
-        Line2D([], [], color=colour, linewidth=1.0, marker="o", markersize=3),
+        Line2D([], [], color=color, linewidth=1.0, marker="o", markersize=3),
     ]
     legend_below(figure, handles, ["too high", "too low", "perfect", "frequency"], heading=f"Bars: {band}")

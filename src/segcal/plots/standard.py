@@ -14,7 +14,7 @@ from segcal.evaluation.decisions import Agreement, agreements_of
 from segcal.evaluation.diagrams import Reliability, ReliabilityHistogram, reliability, reliability_histogram
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
-from segcal.plots.colors import method_colours
+from segcal.plots.colors import method_colors
 from segcal.plots.decisions import (
     Draw,
     decision_grid,
@@ -86,28 +86,28 @@ def write_figures(
 
 def _figures(shown: Mapping[str, Evaluation], patients: str | None) -> Iterable[tuple[str, Figure]]:
     """Names of files and figures, one at a time."""
-    colours = method_colours(shown)
+    colors = method_colors(shown)
     for method, stem in file_stems(shown).items():
-        yield f"reliability-{stem}", reliability_figure(shown[method], patients=patients, colour=colours[method])
+        yield f"reliability-{stem}", reliability_figure(shown[method], patients=patients, color=colors[method])
     averaged = {"": {method: reliability_histogram(each.binned) for method, each in shown.items()}}
-    yield "histograms", histogram_figure(averaged, colours=colours)
+    yield "histograms", histogram_figure(averaged, colors=colors)
     names = next(iter(shown.values())).classes
     if len(names) > 1:
         by_class = {
             name: {method: reliability_histogram(each.select(classes=[i]).binned) for method, each in shown.items()}
             for i, name in enumerate(names)
         }
-        yield "histograms-classes", histogram_figure(by_class, colours=colours)
+        yield "histograms-classes", histogram_figure(by_class, colors=colors)
     figure = new_figure(PAGE_IN, 3.9)
     if len(radar_pair(figure, shown)) == 1:
         figure.set_size_inches(COLUMN_IN, 3.6)
     yield "radar", figure
     agreements = agreements_of(shown)
     for name, draw in DECISIONS.items() if agreements else ():
-        yield f"decisions-{name}", decision_figure(agreements, draw, colours=colours)
+        yield f"decisions-{name}", decision_figure(agreements, draw, colors=colors)
 
 
-def reliability_figure(evaluation: Evaluation, *, patients: str | None = None, colour: str) -> Figure:
+def reliability_figure(evaluation: Evaluation, *, patients: str | None = None, color: str) -> Figure:
     """Reliability diagrams of a cohort: of all classes together and of each."""
     who = patients_of(evaluation.cases, patients)
     stats = evaluation.binned
@@ -117,28 +117,28 @@ def reliability_figure(evaluation: Evaluation, *, patients: str | None = None, c
     if len(diagrams) == 1:
         figure = new_figure(COLUMN_IN, 4.3)
         for name, diagram in diagrams.items():
-            reliability_diagram(figure, diagram, title=name, colour=colour)
+            reliability_diagram(figure, diagram, title=name, color=color)
         return figure
     diagrams = {ALL: reliability(stats, patients=who)} | diagrams
     columns = min(MOST_COLUMNS, len(diagrams))
     figure = new_figure(PAGE_IN, 0.45 + -(-len(diagrams) // columns) * 2.6 * 4 / (columns + 1))
-    reliability_grid(figure, diagrams, columns=columns, colour=colour)
+    reliability_grid(figure, diagrams, columns=columns, color=color)
     return figure
 
 
 def histogram_figure(
-    histograms: Mapping[str, Mapping[str, ReliabilityHistogram]], *, colours: Mapping[str, str]
+    histograms: Mapping[str, Mapping[str, ReliabilityHistogram]], *, colors: Mapping[str, str]
 ) -> Figure:
     """Dataset reliability histograms, a row for each class and a column for each method."""
     columns = max(len(row) for row in histograms.values())
     width = COLUMN_IN if columns == 1 else PAGE_IN
-    side = min((width - 1.6) / columns, 2.6)  # beside it the colour bar and the rows' names
+    side = min((width - 1.6) / columns, 2.6)  # beside it the color bar and the rows' names
     figure = new_figure(width, 0.9 + len(histograms) * (side + 0.08))
-    histogram_grid(figure, histograms, colours=colours)
+    histogram_grid(figure, histograms, colors=colors)
     return figure
 
 
-def decision_figure(agreements: Mapping[str, Agreement], draw: Draw, *, colours: Mapping[str, str]) -> Figure:
+def decision_figure(agreements: Mapping[str, Agreement], draw: Draw, *, colors: Mapping[str, str]) -> Figure:
     """One of the figures of decisions: of the mean of all classes, which has no volumes, and of each class."""
     labels = {label: label or MEAN for label in sorted(next(iter(agreements.values())).labels, key=bool)}
     if draw is volume_differences:
@@ -147,5 +147,5 @@ def decision_figure(agreements: Mapping[str, Agreement], draw: Draw, *, colours:
     width = COLUMN_IN if columns == 1 else PAGE_IN
     rows = -(-len(labels) // columns)
     figure = new_figure(width, 0.75 + rows * min(width / columns, 2.6))
-    decision_grid(figure, agreements, draw, labels=labels, colours=colours, columns=columns)
+    decision_grid(figure, agreements, draw, labels=labels, colors=colors, columns=columns)
     return figure

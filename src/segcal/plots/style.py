@@ -1,4 +1,4 @@
-"""Colours, sizes and text that all figures share."""
+"""Colors, sizes and text that all figures share."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def plain_axes(ax: Axes, *, x: str = "", y: str = "") -> None:
     ax.set_ylabel(y, fontsize=TEXT_PT, labelpad=2)
 
 
-def add_colour_bar(ax: Axes, of: ScalarMappable, *, label: str, ticks: Sequence[float]) -> Colorbar:
-    """A colour bar to the right of the axes and of their height."""
+def add_color_bar(ax: Axes, of: ScalarMappable, *, label: str, ticks: Sequence[float]) -> Colorbar:
+    """A color bar to the right of the axes and of their height."""
     figure = ax.get_figure(root=False)
     if figure is None:
-        raise ConfigError("axes must belong to a figure to have a colour bar; they belong to none.")
+        raise ConfigError("axes must belong to a figure to have a color bar; they belong to none.")
     bar = figure.colorbar(of, cax=ax.inset_axes((1.05, 0, 0.06, 1)))
     bar.set_ticks(list(ticks), labels=[f"{tick:g}" for tick in ticks])
     bar.ax.tick_params(which="both", labelsize=TEXT_PT, width=LINE_PT, length=2.5, pad=2)

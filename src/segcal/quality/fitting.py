@@ -1,4 +1,4 @@
-"""Learn from labelled patients what can be promised of new ones: `segcal quality fit`."""
+"""Learn from labeled patients what can be promised of new ones: `segcal quality fit`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ MOST_PATIENTS = 1000  # more make no interval better, and each takes its time
 
 @dataclass(frozen=True, eq=False)
 class Quality:
-    """What was learned from labelled patients; `fit_quality` makes one, and a file keeps it.
+    """What was learned from labeled patients; `fit_quality` makes one, and a file keeps it.
 
     classes: names, without the background.
     level: of the intervals.
     options: how the predictions were read; others must be read alike.
-    reference: the labelled cases, without names.
+    reference: the labeled cases, without names.
     trials: how the promises held on patients that were left out, by class.
     guarantee: thresholds that keep a risk within its level, if they were asked for.
 

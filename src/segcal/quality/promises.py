@@ -31,7 +31,7 @@ ARRAYS = ("features", "dice", "expected", "true", "volume", "uncertain", "patien
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What is kept of the labelled cases, without their names: (case, class, ...) arrays, and (case) patients.
+    """What is kept of the labeled cases, without their names: (case, class, ...) arrays, and (case) patients.
 
     features: summaries of probabilities. dice: NaN where a class is absent. expected: expected Dice.
     true, volume, uncertain: voxels of the class, expected ones, and uncertain ones.

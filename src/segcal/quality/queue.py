@@ -38,7 +38,7 @@ class Row(NamedTuple):
     dice_low: float
     dice_high: float
     expected_dice: float
-    """As the probabilities have it, before what was learned from labelled patients."""
+    """As the probabilities have it, before what was learned from labeled patients."""
     volume_ml: float
     expected_volume_ml: float
     volume_low_ml: float

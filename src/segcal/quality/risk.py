@@ -76,7 +76,7 @@ class Guarantee:
 def learn_thresholds(
     stats: BinStatistics, patients: Array, classes: tuple[str, ...], *, risk: str, level: float, adaptive: bool = True
 ) -> Guarantee:
-    """Learn a rule from labelled cases; ConfigError, with the number of patients needed, where they are too few.
+    """Learn a rule from labeled cases; ConfigError, with the number of patients needed, where they are too few.
 
     Cases without the class have no false-negative rate and no Dice, and do not count for these.
     """

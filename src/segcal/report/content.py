@@ -15,7 +15,7 @@ from torch import Tensor
 
 from segcal.comparison.comparison import Comparison
 from segcal.evaluation.columns import HIGHER_IS_BETTER, RADAR, Column
-from segcal.evaluation.diagrams import Reliability, normalise, reliabilities, reliability_histogram
+from segcal.evaluation.diagrams import Reliability, normalize, reliabilities, reliability_histogram
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import wilson
 from segcal.report.reading import MethodDiagrams
@@ -105,7 +105,7 @@ def _radar(comparison: Comparison, which: str) -> dict[str, Any]:
         "number": comparison.cases if which == "all" else comparison.complete,
         "axes": [axis.heading for axis in RADAR],
         "values": [[rounded(x) for x in row] for row in values.tolist()],
-        "normalised": [[rounded(x) for x in row] for row in normalise(values, higher_is_better=higher).tolist()],
+        "normalized": [[rounded(x) for x in row] for row in normalize(values, higher_is_better=higher).tolist()],
     }
 
 

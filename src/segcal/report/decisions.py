@@ -149,5 +149,5 @@ def _rounded(values: Array) -> list[Any]:
 
 
 def _shortened(values: Array) -> list[float | None]:
-    """To five significant digits: a volume may be a thousandth of a millilitre, or a litre."""
+    """To five significant digits: a volume may be a thousandth of a milliliter, or a liter."""
     return [None if math.isnan(x) else float(f"{x:.5g}") for x in values.tolist()]

@@ -26,7 +26,7 @@ from segcal.evaluation.raters import rater_sentences, rater_tables, raters_of
 from segcal.evaluation.remarks import evaluation_notes, failed_cases
 from segcal.evaluation.tables import ALL_CLASSES
 from segcal.kernels.threads import one_torch_thread
-from segcal.plots.colors import method_colours
+from segcal.plots.colors import method_colors
 from segcal.report.content import case_data, chart_data, method_diagrams
 from segcal.report.decisions import decision_data, lacking
 from segcal.report.reading import reading
@@ -223,7 +223,7 @@ def _render(
     failures = [(i, case) for i, part in enumerate(evaluations.values()) for case in failed_cases(part)]
     return render_page(
         "report.html.j2",
-        colours=method_colours(comparison.methods),
+        colors=method_colors(comparison.methods),
         styles=("viewer.css",) if viewed else (),
         scripts=SCRIPTS + (VIEWER_SCRIPTS if viewed else ()),
         later_scripts=[niivue] if viewed else [],

@@ -3,7 +3,7 @@
 Classes are judged one by one, from their pooled bins: together, what one class is given too much hides what another
 is given too little. A bin speaks only where its gap is at least a percentage point and its confidence lies outside the
 band of its frequency, which is over patients, widened for as many bins as could speak: of twenty bins of a method that
-is calibrated, one is outside its own band. Neighbouring bins that err to the same side make a range; the range that
+is calibrated, one is outside its own band. Neighboring bins that err to the same side make a range; the range that
 adds most to the ACE is told.
 """
 
@@ -36,7 +36,7 @@ class MethodDiagrams(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """Neighbouring bins that err to the same side; `gaps` are confidence less frequency."""
+    """Neighboring bins that err to the same side; `gaps` are confidence less frequency."""
 
     start: float
     end: float
@@ -193,7 +193,7 @@ def _verb(ranges: list[_Range]) -> str:
 
 
 def _ranges(diagram: Reliability, wider: float, *, sign: int) -> list[_Range]:
-    """Runs of neighbouring bins that err to one side, beyond their wider band; 50 % ends a run, empty bins do not.
+    """Runs of neighboring bins that err to one side, beyond their wider band; 50 % ends a run, empty bins do not.
 
     A bin without a band, which too few patients fill, says nothing.
     """

@@ -24,7 +24,7 @@ SCRIPTS = ("page.js", "tables.js", "figures.js")
 def render_page(
     template: str,
     *,
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
     styles: Iterable[str] = (),
     scripts: Iterable[str] = (),
     later_scripts: Iterable[str] = (),
@@ -34,14 +34,14 @@ def render_page(
 ) -> str:
     """A page of a template that extends base.html.j2, as one file that needs nothing else.
 
-    colours: of each method, for the classes m0, m1, ...
+    colors: of each method, for the classes m0, m1, ...
     styles, scripts: templates that this page has beyond those of all pages.
     later_scripts: texts of further scripts that the page's own may run.
     data: what the script reads as JSON from the element "data".
     allow: directives of the policy beyond those of all pages, as "connect-src 'self'".
     content: what the template shows; `title` must be among it.
     """
-    style = "".join(map(template_text, (STYLE, *styles))) + method_style(colours or {})
+    style = "".join(map(template_text, (STYLE, *styles))) + method_style(colors or {})
     script = "\n".join(map(template_text, (*SCRIPTS, *scripts)))
     if data is not None:
         content["data"] = embedded_json(data)
@@ -52,7 +52,7 @@ def render_page(
             **content,
             counted=counted,
             version=__version__,
-            # Neither holds anything from outside but colours, so they need no escaping.
+            # Neither holds anything from outside but colors, so they need no escaping.
             style=Markup(style),
             script=Markup(script),
             policy=policy(style, script, allow, later_scripts),
@@ -82,11 +82,11 @@ def template_text(name: str) -> str:
     return (resources.files("segcal.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def method_style(colours: Mapping[str, str]) -> str:
-    """The colour of each method as a class m0, m1, ...; on dark paper a dark one is lifted to be seen."""
+def method_style(colors: Mapping[str, str]) -> str:
+    """The color of each method as a class m0, m1, ...; on dark paper a dark one is lifted to be seen."""
     return "".join(
-        f".m{i} {{ --method: light-dark({colour}, oklch(from {colour} max(l, 0.58) c h)); }}\n"
-        for i, colour in enumerate(colours.values())
+        f".m{i} {{ --method: light-dark({color}, oklch(from {color} max(l, 0.58) c h)); }}\n"
+        for i, color in enumerate(colors.values())
     )
 
 

@@ -17,7 +17,7 @@ from segcal.errors import FileError, SegcalError, one_of
 from segcal.evaluation.diagrams import reliability_histogram
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.options import Options
-from segcal.plots.colors import method_colours
+from segcal.plots.colors import method_colors
 from segcal.plots.curves import SensitivityPoint, sensitivity_figure
 from segcal.plots.maps import case_maps
 from segcal.plots.pareto import TradeOff, pareto_figure
@@ -92,29 +92,29 @@ def write_figures(results: Results, shop: Workshop, out: Path, *, formats: Itera
     return Drawn(tuple(figures), tuple(remarks))
 
 
-def study_colours(results: Results) -> dict[str, str]:
-    """The colour of each method in all figures of a study and on its page."""
+def study_colors(results: Results) -> dict[str, str]:
+    """The color of each method in all figures of a study and on its page."""
     main = [method for found in results.datasets for method in found.main_methods]
-    return method_colours([*main, *(method for found in results.datasets for method in found.methods)])
+    return method_colors([*main, *(method for found in results.datasets for method in found.methods)])
 
 
 def _sketches(results: Results, shop: Workshop, remarks: list[str]) -> Iterator[_Sketch]:
     """One figure at a time."""
     if not results.datasets:
         return
-    colours = study_colours(results)
+    colors = study_colors(results)
     stems = file_stems(results.plan.study.config.datasets)
-    yield _pareto(results, colours)
-    yield _histograms(results, colours)
+    yield _pareto(results, colors)
+    yield _histograms(results, colors)
     for found in results.datasets:
-        yield _radar(found, stems[found.name], colours)
+        yield _radar(found, stems[found.name], colors)
     for found in results.datasets:
-        yield from _sensitivity(found, stems[found.name], colours)
+        yield from _sensitivity(found, stems[found.name], colors)
     for found in results.datasets:
         yield from _maps(found, shop, stems[found.name], remarks)
 
 
-def _histograms(results: Results, colours: dict[str, str]) -> _Sketch:
+def _histograms(results: Results, colors: dict[str, str]) -> _Sketch:
     rows = {
         found.name: {method: reliability_histogram(_together(found.test[method])) for method in found.main_methods}
         for found in results.datasets
@@ -125,7 +125,7 @@ def _histograms(results: Results, colours: dict[str, str]) -> _Sketch:
         "in each column of a panel, how the observed frequencies of single cases are spread. A narrow ridge on the "
         "dashed line means that every case can be trusted, not just their average."
     )
-    return _Sketch("histograms", "histograms", caption, histogram_figure(rows, colours=colours))
+    return _Sketch("histograms", "histograms", caption, histogram_figure(rows, colors=colors))
 
 
 def _has_seeds(found: DatasetResults) -> bool:
@@ -136,7 +136,7 @@ def _together(seeds: Sequence[Evaluation]) -> BinStatistics:
     return BinStatistics.concatenate(evaluation.foreground().binned for evaluation in seeds)
 
 
-def _radar(found: DatasetResults, stem: str, colours: dict[str, str]) -> _Sketch:
+def _radar(found: DatasetResults, stem: str, colors: dict[str, str]) -> _Sketch:
     comparison = found.comparison
     numbers = {"all": comparison.cases, "complete": comparison.complete}
     panels = {
@@ -150,12 +150,12 @@ def _radar(found: DatasetResults, stem: str, colours: dict[str, str]) -> _Sketch
         for which in comparison.case_sets
     }
     figure = new_figure(*((PAGE_IN, 3.7) if len(panels) > 1 else (COLUMN_IN, 3.7)))
-    radar_figure(figure, panels, colours=colours)
+    radar_figure(figure, panels, colors=colors)
     caption = f"{found.name}: each metric relative to the best method, which lies on the rim; further out is better."
     return _Sketch("radar", f"radar-{stem}", caption, figure)
 
 
-def _sensitivity(found: DatasetResults, stem: str, colours: dict[str, str]) -> Iterator[_Sketch]:
+def _sensitivity(found: DatasetResults, stem: str, colors: dict[str, str]) -> Iterator[_Sketch]:
     points: dict[str, list[SensitivityPoint]] = {"bins": [], "lambda": []}
     for _, method, against, setting, label in found.points:
         dice, ace = (found.comparison.find(label, metric=metric) for metric in ("dice", "ace"))
@@ -166,7 +166,7 @@ def _sensitivity(found: DatasetResults, stem: str, colours: dict[str, str]) -> I
     if not shown:
         return
     figure = new_figure(PAGE_IN if len(shown) > 1 else COLUMN_IN, 3.6)
-    sensitivity_figure(figure, bins=points["bins"], weights=points["lambda"], colours=colours)
+    sensitivity_figure(figure, bins=points["bins"], weights=points["lambda"], colors=colors)
     words = {"bins": "the number of bins", "lambda": "the weight of the calibration term"}
     caption = (
         f"{found.name}: DSC (higher is better) and macro-ACE (lower is better) against "
@@ -176,7 +176,7 @@ def _sensitivity(found: DatasetResults, stem: str, colours: dict[str, str]) -> I
     yield _Sketch("sensitivity", f"sensitivity-{stem}", caption, figure)
 
 
-def _pareto(results: Results, colours: dict[str, str]) -> _Sketch:
+def _pareto(results: Results, colors: dict[str, str]) -> _Sketch:
     panels, budgets = {}, {}
     for found in results.datasets:
         for side, candidates in found.candidates.items():
@@ -187,9 +187,9 @@ def _pareto(results: Results, colours: dict[str, str]) -> _Sketch:
         budget = chosen.rule.budget("dsc", chosen.baseline)
         if budget is not None:
             budgets[f"{chosen.dataset}, validation cases"] = budget
-    legend_in = LEGEND_LINE_IN * -(-len(colours) // LEGEND_COLUMNS)
+    legend_in = LEGEND_LINE_IN * -(-len(colors) // LEGEND_COLUMNS)
     figure = new_figure(PAGE_IN, 0.5 + 2.5 * len(results.datasets) + legend_in)
-    pareto_figure(figure, panels, colours=colours, budgets=budgets)
+    pareto_figure(figure, panels, colors=colors, budgets=budgets)
     caption = (
         "DSC against macro-ACE: better lies to the right and below. The front joins the methods that no other beats in "
         "both." + (f" Shaded: what the rule {results.chosen[0].rule.text} forbids." if budgets else "")

@@ -17,7 +17,7 @@ from segcal.evaluation.columns import Column
 from segcal.evaluation.intervals import FEWEST_PATIENTS
 from segcal.evaluation.tables import Cell, Table
 from segcal.report.rendering import base64_text, render_page
-from segcal.study.figures import Drawn, StudyFigure, study_colours
+from segcal.study.figures import Drawn, StudyFigure, study_colors
 from segcal.study.summary import CHANGES, MEAN, Results
 
 PX_PER_IN = 140  # of a figure as it is shown, where there is room
@@ -65,16 +65,16 @@ class ShownFigure(NamedTuple):
 
 def build_page(results: Results, drawn: Drawn, out: Path) -> Path:
     """Write one self-contained HTML file on a study; where it is."""
-    colours = study_colours(results)
+    colors = study_colors(results)
     config = results.plan.study.config
     tables, keys = [shown_table(table) for table in results.tables], key_results(results)
     page = render_page(
         "study.html.j2",
-        colours=colours,
+        colors=colors,
         title=config.title,
         about=[" ".join(text.split()) for text in config.about.split("\n\n") if text.strip()],
         baseline=config.baseline,
-        places={method: i for i, method in enumerate(colours)},
+        places={method: i for i, method in enumerate(colors)},
         datasets=results.datasets,
         seeds=len(config.seeds),
         lead=lead_sentence(results, keys),

@@ -28,7 +28,7 @@ from segcal.losses import AbsentClasses, EmptyBins, SegmentationLoss
 
 Voxels = Annotated[int, Field(ge=1, le=1 << 14)]
 Triple = tuple[Voxels, Voxels, Voxels]
-Millimetres = Annotated[float, Field(gt=0)]
+Millimeters = Annotated[float, Field(gt=0)]
 
 
 def _ordered(window: tuple[float, float]) -> tuple[float, float]:
@@ -84,7 +84,7 @@ class DataConfig(Section):
     split: str | None = None
     """A split file; None: the dataset's own split, drawn with `split_seed`."""
     split_seed: int = Field(default=0, ge=0, lt=LARGEST_SEED)
-    spacing_mm: tuple[Millimetres, Millimetres, Millimetres] | Literal["keep"] | None = None
+    spacing_mm: tuple[Millimeters, Millimeters, Millimeters] | Literal["keep"] | None = None
     intensity: Literal["zscore", "window"] | None = None
     window: Window | None = None
     crop_foreground: bool | None = None

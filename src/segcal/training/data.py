@@ -24,7 +24,7 @@ from segcal.training.config import RunConfig
 from segcal.training.distributed import Processes
 from segcal.training.preprocessing import PreparedCase, PreparedStore
 
-FOREGROUND_SHARE = 0.5  # of patches drawn around a labelled voxel
+FOREGROUND_SHARE = 0.5  # of patches drawn around a labeled voxel
 
 
 class Patches(Dataset[tuple[Tensor, Tensor]]):
@@ -68,16 +68,16 @@ def patch_start(
     """First voxel of a patch along each axis; negative where the patch is larger than the image."""
     shape = prepared.image.shape[1:]
     starts = []
-    centre = None
+    center = None
     if around_foreground and len(prepared.foreground) and random.random() < FOREGROUND_SHARE:
-        centre = prepared.foreground[random.integers(len(prepared.foreground))]
+        center = prepared.foreground[random.integers(len(prepared.foreground))]
     for axis, (size, width) in enumerate(zip(shape, patch, strict=True)):
         if size <= width:
             starts.append(-((width - size) // 2))
-        elif centre is None:
+        elif center is None:
             starts.append(int(random.integers(size - width + 1)))
         else:
-            starts.append(int(min(max(centre[axis] - width // 2, 0), size - width)))
+            starts.append(int(min(max(center[axis] - width // 2, 0), size - width)))
     return starts
 
 

@@ -1,7 +1,7 @@
-"""Images made ready for a network, and its output brought back: turned, cropped, resampled, normalised.
+"""Images made ready for a network, and its output brought back: turned, cropped, resampled, normalized.
 
 The way there: turn the axes to right, anterior, superior; cut to the foreground of the image; resample to the voxel
-size asked for; normalise intensities. The way back undoes the same steps, so that probabilities lie on the grid of the
+size asked for; normalize intensities. The way back undoes the same steps, so that probabilities lie on the grid of the
 original image. Prepared images are kept on disk and mapped into memory, so that cutting a patch reads the patch alone.
 """
 
@@ -61,7 +61,7 @@ class PreparedCase:
     labels: Array | None
     """(x, y, z), indices of classes, uint8; of several raters (rater, x, y, z)."""
     foreground: Array
-    """Positions of labelled voxels, (voxel, 3); about as many of each class."""
+    """Positions of labeled voxels, (voxel, 3); about as many of each class."""
     geometry: OriginalGrid
 
     @property
@@ -161,7 +161,7 @@ def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels
     x, y, z = original
     orientation = tuple((float(axis), float(way)) for axis, way in turn)
     return PreparedCase(
-        _normalised(image, config), truth, _foreground_voxels(truth), OriginalGrid((x, y, z), orientation, box)
+        _normalized(image, config), truth, _foreground_voxels(truth), OriginalGrid((x, y, z), orientation, box)
     )
 
 
@@ -284,7 +284,7 @@ def _new_size(shape: list[int], spacing: Array, config: DataConfig) -> list[int]
     return [max(1, round(n * old / new)) for n, old, new in zip(shape, spacing, wanted, strict=True)]
 
 
-def _normalised(image: Array, config: DataConfig) -> Array:
+def _normalized(image: Array, config: DataConfig) -> Array:
     if config.intensity == "window":
         low, high = config.window or (0.0, 1.0)
         return ((np.clip(image, low, high) - low) / (high - low)).astype(np.float32)

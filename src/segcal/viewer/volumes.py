@@ -182,7 +182,7 @@ def _read(files: Files, options: Options) -> _Found:
 
 
 def _read_case(case: Case, options: Options) -> _Found:
-    """A part at a time, unless a calibrator looks at neighbours."""
+    """A part at a time, unless a calibrator looks at neighbors."""
     most = math.prod(case.shape) if _is_spatial(options) else slab_voxels(case.classes)
     parts = []
     for box in boxes(case.shape, most):

@@ -120,7 +120,7 @@ function shadeKey() {
   return [html("span", { text: "Share of cases, gamma 0.35:" }), ...steps, html("span", { text: "Line: mean frequency over cases" })];
 }
 
-function radarChart({ axes, values, normalised, cases, number: cohort }) {
+function radarChart({ axes, values, normalized, cases, number: cohort }) {
   const [cx, cy, radius] = [190, 150, 108];
   const title = `Radar of ${cohort} ${cases === "all" ? "" : "complete "}cases`;
   const root = drawing(380, 300, title);
@@ -137,7 +137,7 @@ function radarChart({ axes, values, normalised, cases, number: cohort }) {
     root.append(line(cx, cy, ...place(i, 1), "grid"), label(name, x, y + 4, anchor));
   });
   const targets = [];
-  normalised.forEach((shares, method) => {
+  normalized.forEach((shares, method) => {
     const known = shares.map((share, i) => (share === null ? null : place(i, share)));
     const outline = path(known.filter(Boolean), "area");
     outline.setAttribute("d", `${outline.getAttribute("d")}Z`);

@@ -177,7 +177,7 @@ class CaseList {
   }
 
   // The case so many steps on, or null; from one that is not shown, the first.
-  neighbour(name, step) {
+  neighbor(name, step) {
     const place = this.placeOf(name);
     return this.result.cases[this.order[place < 0 ? 0 : place + step]] ?? null;
   }

@@ -266,8 +266,8 @@ class Review {
   }
 
   listen() {
-    part("before").addEventListener("click", () => this.open(this.list.neighbour(this.current, -1)));
-    part("after").addEventListener("click", () => this.open(this.list.neighbour(this.current, 1)));
+    part("before").addEventListener("click", () => this.open(this.list.neighbor(this.current, -1)));
+    part("after").addEventListener("click", () => this.open(this.list.neighbor(this.current, 1)));
     part("result")?.addEventListener("change", (event) => this.showResult(Number(event.target.value)));
     part("filters").addEventListener("input", () => this.showPlace());
     for (const button of document.querySelectorAll("[data-decision]")) {

@@ -14,7 +14,7 @@ const mountViewer = (() => {
   const DECIDED = "#ffe119";
   const OTHERS = ["#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#d55e00", "#f0e442", "#0072b2"];
   // Viridis without its yellow, and inferno; below a fifth of the scale both fade out.
-  const COLOURS = {
+  const COLORS = {
     "segcal probability": { R: [68, 59, 33, 94, 122], G: [1, 82, 145, 201, 209], B: [84, 139, 140, 98, 81] },
     "segcal error": { R: [0, 87, 188, 249, 252], G: [0, 16, 55, 142, 255], B: [4, 110, 84, 9, 164] },
   };
@@ -125,7 +125,7 @@ const mountViewer = (() => {
       await nv.attachToCanvas(picture);
       picture.removeAttribute("tabindex"); // the stage has the focus, and its own keys
       nv.overlayAlphaShader = OPACITY;
-      for (const [name, { R, G, B }] of Object.entries(COLOURS)) {
+      for (const [name, { R, G, B }] of Object.entries(COLORS)) {
         nv.addColormap(name, { R, G, B, A: [0, 255, 255, 255, 255], I: [0, 64, 128, 191, 255] });
       }
       const draw = nv.drawScene.bind(nv);
@@ -208,8 +208,8 @@ const mountViewer = (() => {
 
     async showVolumes(ground, turn) {
       const { nv, source } = this;
-      const make = (bytes, colours) => niivue.NVImage.new(nifti(source, bytes), "volume.nii", colours, 1, null, 0, 255);
-      const [back, over] = await Promise.all([make(ground, "gray"), make(this.shownBytes(), this.colours())]);
+      const make = (bytes, colors) => niivue.NVImage.new(nifti(source, bytes), "volume.nii", colors, 1, null, 0, 255);
+      const [back, over] = await Promise.all([make(ground, "gray"), make(this.shownBytes(), this.colors())]);
       if (turn !== this.turn) return;
       [over.cal_min, over.colormapType] = [OPAQUE_FROM, 2]; // fades below
       nv.opts.isRadiologicalConvention = source.oriented;
@@ -228,7 +228,7 @@ const mountViewer = (() => {
       return state.overlay === "error" && bytes.error ? bytes.error : bytes.probability;
     }
 
-    colours() {
+    colors() {
       return `segcal ${this.state.overlay === "error" ? "error" : "probability"}`;
     }
 
@@ -237,7 +237,7 @@ const mountViewer = (() => {
       if (!this.nv?.volumes?.[1] || !(await this.load(turn))) return;
       const over = this.nv.volumes[1];
       over.img = this.shownBytes();
-      over.colormap = this.colours();
+      over.colormap = this.colors();
       over.opacity = this.state.overlay === "none" ? 0 : 1;
       [over.cal_min, over.cal_max] = [OPAQUE_FROM, 255];
       this.nv.updateGLVolume();
@@ -291,14 +291,14 @@ const mountViewer = (() => {
         if (axis === undefined) continue;
         const matrix = tileMatrix(nv, tile, source.shape, axis);
         const index = this.place[axis];
-        const line = (bytes, least, colour, width) => {
+        const line = (bytes, least, color, width) => {
           const path = new Path2D();
           path.addPath(outline(bytes, source.shape, axis, index, least), matrix);
           pen.lineWidth = (width + 1.5) * devicePixelRatio;
           pen.strokeStyle = "#000a";
           pen.stroke(path);
           pen.lineWidth = width * devicePixelRatio;
-          pen.strokeStyle = colour;
+          pen.strokeStyle = color;
           pen.stroke(path);
         };
         pen.save();
@@ -358,10 +358,10 @@ const mountViewer = (() => {
 
     tellKey() {
       const { source, state } = this;
-      const entry = (kind, text, colour) => {
+      const entry = (kind, text, color) => {
         const [item, mark] = [document.createElement("span"), document.createElement("i")];
         mark.className = kind;
-        if (colour) mark.style.color = colour;
+        if (color) mark.style.color = color;
         item.append(mark, text);
         return item;
       };
