@@ -86,7 +86,7 @@ class FileError(SegcalError):
     >>> from segcal import load_calibrator
     >>> load_calibrator("nowhere.json")
     Traceback (most recent call last):
-    segcal.errors.FileError: nowhere.json must be a calibrator; No such file or directory.
+    segcal.errors.FileError: nowhere.json must be a calibrator; No such file or directory. Check the path.
     """
 
 

@@ -94,7 +94,7 @@ class DataConfig(Section):
     sampling: Literal["foreground", "random"] | None = None
     augmentation: Literal["affine", "brats", "none"] | None = None
     raters: Literal["draw", "mean"] = "draw"
-    """Where several raters labelled a case: labels of one of them, drawn anew for every patch, or the mean of all."""
+    """Where several raters labeled a case: labels of one of them, drawn anew for every patch, or the mean of all."""
 
 
 PAPER_NETWORK: dict[str, Any] = {
