@@ -532,7 +532,7 @@ def test_the_command_prints_what_fits_a_screen_and_all_of_it_if_asked(methods, t
     command = ["compare", *saved(tmp_path, five), "--out", str(tmp_path / "out"), "--resamples", "20"]
     short, full = (CliRunner().invoke(app, [*command, *option]).stdout for option in ([], ["--full"]))
     assert len(short.splitlines()) <= 45
-    assert "Overlap, calibration and what it cost, all classes" in short
+    assert "Dice, calibration and likelihood, all classes" in short
     assert "Average calibration error, all classes" in short
     assert "Expected calibration error" not in short
     assert short.count("Left out:") == 3

@@ -287,9 +287,9 @@ def test_nnunet_of_other_file_formats_is_refused(tmp_path):
 def test_a_folder_of_another_layout_is_refused_with_both_layouts(tmp_path, name):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
-    with pytest.raises(FileError, match=r"must have the layout .*found photos/\.$"):
+    with pytest.raises(FileError, match=r"must have the layout .*found photos/\. Download"):
         open_dataset(name, tmp_path)
-    with pytest.raises(FileError, match=r"must have the layout .*it does not exist\.$"):
+    with pytest.raises(FileError, match=r"must have the layout .*it does not exist\. Download"):
         open_dataset(name, tmp_path / "nowhere")
 
 

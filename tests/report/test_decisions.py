@@ -78,7 +78,7 @@ def test_the_page_holds_the_numbers_of_the_agreement(report, evaluations):
 def test_files_of_before_are_told_of_in_one_sentence(evaluations, tmp_path):
     old = {name: replace(each, decisions=None) for name, each in evaluations.items()}
     markup = Markup(build_report(old, tmp_path / "old.html", resamples=20))
-    assert "these evaluations were made by segcal 0.2, which did not keep what this section needs" in markup.text
+    assert "These evaluations were made by segcal 0.2, which did not store the required sums" in markup.text
     assert markup.data["decisions"]["methods"] == [None, None]
     mixed = Markup(build_report({**evaluations, "sharp": old["sharp"]}, tmp_path / "mixed.html", resamples=20))
     assert "did not keep what this section needs: sharp." in mixed.text

@@ -147,7 +147,7 @@ def test_cases_that_failed_and_notes_are_told_with_their_number_and_reason(tmp_p
     troubled = make(OVER, provenance={"failures": FAILURES, "notes": NOTES, "versions": {"torch": "2"}})
     markup = Markup(write(tmp_path, {"old": make(UNDER, provenance={"failures": FAILURES[1:]}), "new": troubled}))
     assert "6 cases, 1 class, 20 bins; 2 cases failed" in markup.text
-    assert "2 cases could not be measured and count in no number of this page." in markup.text
+    assert "2 cases could not be measured and are not part of any result of this page." in markup.text
     assert f"{HOSTILE[0]} new GridError: {HOSTILE[1]}" in markup.text
     assert "case_9 old RangeError: must lie in [0, 1]." in markup.text
     told = f"new: {NOTES[0]['message']} (2 cases: case_0, {HOSTILE[1]})"
@@ -165,7 +165,7 @@ def test_one_of_a_thing_is_no_plural(tmp_path):
     alone = make(OVER, cases=1, provenance={"failures": FAILURES[1:]})
     text = Markup(write(tmp_path, {"old": alone, "new": alone})).text
     assert "1 case, 1 class, 20 bins; 1 case failed" in text
-    assert "1 case could not be measured and counts in no number" in text
+    assert "1 case could not be measured and is not part of any result" in text
     assert "All 1 case " in text
     assert "The compared case has every class." in text
     assert not re.search(r"\b1 (\w+ )?(cases|patients|classes|bins|methods|seeds)\b", text.rpartition("Provenance")[0])

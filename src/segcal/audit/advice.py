@@ -13,8 +13,8 @@ from segcal.audit.result import Audit
 from segcal.evaluation.options import ReadOptions
 
 ENSEMBLE = (
-    "These maps are the mean of all folds, those of the audit come from one fold each; five together are usually less "
-    "sure. Where you have labels of new cases, evaluate before you trust, or predict with one fold (`-f 0`)."
+    "These maps are the mean of all folds; each map of the audit comes from one fold. An ensemble is usually less "
+    "confident. If you have labels of new cases, evaluate first, or predict with one fold (`-f 0`)."
 )
 
 
@@ -25,7 +25,7 @@ def write_advice(audit: Audit) -> None:
 
 def _lines(audit: Audit) -> Iterator[str]:
     out, failed = audit.out, audit.outcome.failures
-    yield "# What to do next\n"
+    yield "# Next steps\n"
     cases = counted(len(audit.outcome.evaluation.cases), "case")
     yield f"{cases} of `{audit.sources.predictions}` against `{audit.sources.labels}`."
     if failed:
@@ -35,7 +35,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield ""
     yield from _files(audit)
     for step, why in audit.skipped.items():
-        yield f"\nThe step `{step}` was left out: {why}"
+        yield f"\nThe step `{step}` was skipped: {why}"
     for heading, text, commands in _sections(audit):
         yield f"\n## {heading}"
         yield from filter(None, [text])
@@ -46,14 +46,14 @@ def _lines(audit: Audit) -> Iterator[str]:
 
 
 def _files(audit: Audit) -> Iterator[str]:
-    yield "| file | what it is |"
+    yield "| File | Content |"
     yield "| --- | --- |"
     held_out = "each case through a calibrator that was fitted without its patient"
     about: Mapping[Path | None, str] = {
-        audit.report: "the report, to open in a browser" + (": before and calibrated" if audit.calibrator else ""),
+        audit.report: "the report; open it in a browser" + (": before and calibrated" if audit.calibrator else ""),
         audit.calibrator: f"the calibrator, fitted to all cases. {audit.chosen}.",
-        audit.quality: "what can be promised of new cases, by what these taught",
-        audit.out / "before": "the predictions as they are, as `segcal evaluate` writes them",
+        audit.quality: "the quality model for new cases",
+        audit.out / "before": "results of the predictions, as `segcal evaluate` writes them",
         audit.out / "calibrated" if audit.calibrator else None: f"the same, {held_out}",
     }
     for path, text in about.items():
@@ -67,18 +67,18 @@ def _sections(audit: Audit) -> Iterator[tuple[str, str, list[str]]]:
     logits = ["--logits"] if options.logits else []
     through = [] if calibrator is None else ["--calibrator", calibrator]
     if audit.sources.predict is not None:
-        yield "Maps of new cases, by nnU-Net", ENSEMBLE, [audit.sources.predict]
+        yield "Predict new cases with nnU-Net", ENSEMBLE, [audit.sources.predict]
     if calibrator is not None:
         command = _command("calibrate", "apply", calibrator, "NEW_MAPS", *logits, "--out", "calibrated-maps")
         yield "Calibrate the maps of new cases", "", [command]
     decide = _command("decide", "NEW_MAPS", "--rule", "dice", *through, *_reading(options), "--out", "decided")
-    yield "Turn maps into label maps", "The decision with the largest expected Dice of each case and class.", [decide]
+    yield "Turn maps into label maps", "Maximizes the expected Dice of each case and class.", [decide]
     if audit.quality is not None:
         promise = _command("quality", "apply", audit.quality, "NEW_MAPS", *through, "--out", "queue")
         text = "Predicted Dice and volumes with intervals, and an order for review; no labels are needed."
-        yield "Promise the quality of new cases", text, [promise, _command("review", "queue")]
+        yield "Predict the quality of new cases", text, [promise, _command("review", "queue")]
     images = [] if audit.sources.images is None else ["--images", audit.sources.images]
-    yield "Look at the cases of this audit", "", [_command("review", audit.out, *images)]
+    yield "Review the cases of this audit", "", [_command("review", audit.out, *images)]
     other = _command(
         "evaluate", "OTHER_MAPS", audit.sources.labels, *_reading(options, measured=True), "--out", "other"
     )

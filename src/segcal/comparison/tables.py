@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 SCORE_NOTE = (
-    "All classes: the mean over classes without the background; of Brier score and NLL, the score of the whole "
-    "distribution over the classes, the background included (where classes overlap, the mean over them). A class's own "
-    "Brier score and NLL are of the class against the rest."
+    "All classes: the mean over classes without the background. Brier score and NLL of all classes are those of the "
+    "whole distribution, the background included (multi-label: the mean over classes). For a single class they are "
+    "those of the class against the rest."
 )
 OCCUPIED_NOTE = (
-    "Occupied bins: the share of the bins that hold voxels, of a case on average. The ACE is the mean gap over these "
-    "alone: where they are few, it says little."
+    "Occupied bins: the mean share of the bins of a case that hold voxels. The ACE is the mean gap over these bins; if "
+    "they are few, it means little."
 )
 FLOOR_NOTE = (
     "Floor: the error that perfectly calibrated probabilities would show by chance on the same predictions (labels "
-    "drawn from each bin's confidence, voxel by voxel). It ignores that neighboring voxels are alike: the real one "
-    "is higher. The paper's micro average has none: its gaps are not due to chance alone."
+    "drawn from the confidence of each bin, voxel by voxel). It ignores the correlation of neighboring voxels, so the "
+    "real floor is higher. The paper's micro average has no floor: its gaps are not due to chance alone."
 )
 
 
@@ -48,12 +48,12 @@ def _macro(*metrics: str) -> tuple[Column, ...]:
 
 
 LAYOUTS = {
-    "Overlap, calibration and what it cost": _macro("dice", "ace", "occupied", "nll", "brier"),
+    "Dice, calibration and likelihood": _macro("dice", "ace", "occupied", "nll", "brier"),
     "Average calibration error": _columns("ace"),
     "Expected calibration error": _columns("ece"),
     "Maximum calibration error": _columns("mce"),
 }
-MAIN = ("Overlap, calibration and what it cost", "Average calibration error")
+MAIN = ("Dice, calibration and likelihood", "Average calibration error")
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
@@ -168,25 +168,25 @@ def explanations(comparison: Comparison) -> list[str]:
     bins = counted(comparison.bins, "bin")
     found = [
         f"{counted(comparison.cases, 'case')}{patients}, {bins}. Macro: mean ± standard deviation over cases. "
-        f"Micro: over all voxels, with the {comparison.level:.0%} bootstrap interval over patients; in the paper's "
-        "reading a bin's confidence is the mean over cases, pooled it is the mean over voxels."
+        f"Micro: over the pooled voxels, with the {comparison.level:.0%} bootstrap interval over patients. In the "
+        "paper's micro average the confidence of a bin is a mean over cases, in the pooled one a mean over voxels."
     ]
     seeds = {entry.method: entry.seeds for entry in comparison.entries}
     if max(seeds.values()) > 1:
         each = ", ".join(f"{number} of {name}" for name, number in seeds.items())
         told = f"{seeds[baseline]} seeds" if len(set(seeds.values())) == 1 else f"seeds ({each})"
         found.append(
-            f"Values are means over {told}. The first ± is over cases, of each case's mean over seeds; that in "
-            "brackets is over the seeds' own values. Tests and intervals are on these means over seeds: the intervals "
-            "are over patients, not over trainings."
+            f"Values are means over {told}. The first ± is over cases (mean over seeds of each case), the one in "
+            "brackets over seeds. Tests and intervals use the means over seeds; the intervals are over patients, not "
+            "over trainings."
         )
     if others:
         name = "paired t-test" if comparison.test == "t" else "Wilcoxon signed-rank test"
         correction = ", Holm-corrected" if comparison.correction == "holm" else ""
         found.append(
             f"* p < 0.05, ** p < 0.01 against {baseline}: {name} over patients for macro, permutation of patients for "
-            f"micro averages{correction}; n/a: not tested, for fewer than {FEWEST_PATIENTS} patients. Changes of DSC "
-            "are in points, others in percent of the baseline. Bold: best."
+            f"micro averages{correction}; n/a: not tested, fewer than {FEWEST_PATIENTS} patients. Changes of DSC are "
+            "in points, others in percent of the baseline. Bold: best."
         )
     return [*found, SCORE_NOTE, OCCUPIED_NOTE, FLOOR_NOTE]
 

@@ -219,7 +219,7 @@ def load_quality(path: str | os.PathLike[str]) -> Quality:
 
     >>> load_quality("setup.cfg")
     Traceback (most recent call last):
-    segcal.errors.FileError: setup.cfg must be a file that `segcal quality fit` wrote; it does not exist.
+    segcal.errors.FileError: setup.cfg must be a file that `segcal quality fit` wrote; it does not exist. Run ...
     """
     path = Path(path)
     if not path.is_file():
