@@ -8,7 +8,7 @@ ADAPTERS = triton nnunet notebook lightning dask triton_numbers
 EXTRAS_others = docs,lightning,notebook,triton
 EXTRAS_nnunet = nnunet
 
-.PHONY: setup browser niivue demo test test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench bench-short clean
+.PHONY: setup browser niivue demo test test-long test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench bench-short clean
 
 setup: $(READY)
 
@@ -38,6 +38,10 @@ niivue:
 # Files of tests side by side, each on one thread: threads that share cores wait for one another.
 test: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+
+# What takes long, and has a shorter test in `make test`.
+test-long: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not peers" --numprocesses $(PROCESSES) --dist load
 
 # With clusters and frameworks of others, which take their time: files side by side, the longest first, each in a process
 # of its own, since Triton's interpreter changes all of one. nnU-Net brings a torchvision that others must not find.

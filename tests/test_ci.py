@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STAGES = ("setup", "lint", "test", "test-adapters", "docs", "bench-short", "peers", "wheel")
+STAGES = ("setup", "lint", "test", "test-long", "test-adapters", "docs", "bench-short", "peers", "wheel")
 MAKE = """#!/bin/sh
 echo "$1 begins"
 echo "$1" >>begun
@@ -72,7 +72,7 @@ def test_tests_with_packages_of_others_wait_for_these(ci):
     start(ci).communicate(timeout=60)
     begun = (ci / "begun").read_text().split()
     assert begun.index("peers") < begun.index("test-adapters")
-    assert [name for name in begun if name not in ("peers", "wheel")] == list(STAGES[:6])
+    assert [name for name in begun if name not in ("peers", "wheel")] == list(STAGES[:7])
 
 
 @pytest.mark.parametrize("fails", ["test", "docs", "peers", "wheel"])

@@ -361,6 +361,7 @@ def test_a_class_of_few_patients_has_no_interval(present):
         assert not math.isnan(comparison.find("other", average=average, label="liver").low)
 
 
+@pytest.mark.long
 def test_stars_of_micro_averages_are_as_rare_as_they_claim():
     """Two methods that differ by chance: with the bootstrap, 12 % had ** at 3 patients and 45 % at 2."""
     generator = np.random.default_rng(3)

@@ -89,7 +89,17 @@ def maps(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
+LONG_SIGKILL = pytest.param(signal.SIGKILL, marks=pytest.mark.long, id="SIGKILL")
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.long, id="SIGHUP"),
+        LONG_SIGKILL,
+    ],
+)
 def test_an_evaluation_that_ends_takes_its_workers_along_and_goes_on_later(number, maps, tmp_path):
     out, parts = tmp_path / "out", tmp_path / "out" / ".parts"
     with started("evaluate", maps / "predictions", maps / "labels", "--out", out, "--workers", 2) as process:
@@ -110,7 +120,7 @@ def images(tmp_path_factory) -> Path:
     return make_phantom(tmp_path_factory.mktemp("data"), cases=10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"), LONG_SIGKILL])
 def test_a_training_that_ends_takes_its_loaders_along(number, images, tmp_path):
     out = tmp_path / "run"
     settings = [*tiny.changes(), "training.loader_workers=2", "training.epochs=500", "training.validate_every=500"]
@@ -121,7 +131,7 @@ def test_a_training_that_ends_takes_its_loaders_along(number, images, tmp_path):
     assert ("goes on from its last checkpoint" in " ".join(output.split())) == (number != signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"), LONG_SIGKILL])
 def test_a_study_that_ends_takes_its_jobs_along(number, images, tmp_path):
     out = tmp_path / "study"
     arguments = ("--data", f"phantom={images}", "--jobs", 2, "--set", "training.epochs=500")

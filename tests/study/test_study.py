@@ -299,6 +299,7 @@ def test_a_run_that_another_process_holds_is_left_and_then_waited_for(shop, monk
     assert study("run", shop.out, "--only", name).exit_code == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_thread")
 def test_a_worker_that_is_killed_loses_nothing(tmp_path, monkeypatch):
     """Its run resumes from the last checkpoint, and ends with the numbers of an undisturbed study."""

@@ -37,6 +37,7 @@ def test_a_real_download_has_no_false_problem():
     assert "testing/ has no labeled patients here" in done.stdout
 
 
+@pytest.mark.long
 def test_acdc_trains_evaluates_and_reports(tmp_path):
     patients = [path.name for path in sorted((DATA / "database" / "training").glob("patient*"))[:10]]
     sides = ["train"] * 5 + ["validation"] * 2 + ["test"] * 3

@@ -454,6 +454,7 @@ def test_patches_cut_by_other_processes_give_the_same_weights(root, tmp_path, wh
     assert same_runs(whole, tmp_path / "run")
 
 
+@pytest.mark.long
 def test_two_processes_end_with_one_network_whose_figures_one_process_finds_again(root, tmp_path):
     arguments = train_arguments(root, tmp_path / "run", epochs=2)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

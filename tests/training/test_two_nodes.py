@@ -29,7 +29,10 @@ from segcal.errors import ConfigError
 from segcal.training import loop
 from segcal.training.checkpoint import load_checkpoint
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs 127.0.0.2, and /proc to see who talks to whom")
+pytestmark = [
+    pytest.mark.long,  # test_two_processes.py is the short form
+    pytest.mark.skipif(sys.platform != "linux", reason="needs 127.0.0.2, and /proc to see who talks to whom"),
+]
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 EPOCHS = 2
