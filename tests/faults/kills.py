@@ -1,6 +1,6 @@
 """Kills commands at random moments, over and over, and compares what the last restart made with an undisturbed run.
 
-    python tests/faults/kills.py --kills 50            # evaluate, calibrate, train, study
+    python tests/faults/kills.py --kills 50            # evaluate, raters, calibrate, audit, train, study
     python tests/faults/kills.py --kills 50 evaluate
 
 Each round starts in a new folder, kills the command (SIGKILL, with all its processes) a few times, lets it finish, and
@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,12 @@ class Attack:
     result: Callable[[Path], dict[str, Any]]
 
 
-def make_maps(data: Path) -> None:
+def make_maps(data: Path, *, size: tuple[int, int, int] = (48, 48, 32)) -> None:
     import nibabel
 
     generator = np.random.default_rng(0)
     for i in range(12):
-        labels = generator.integers(0, 3, (48, 48, 32)).astype(np.uint8)
+        labels = generator.integers(0, 3, size).astype(np.uint8)
         sharp = np.eye(3)[labels] * generator.uniform(0, 2, (*labels.shape, 1)) + generator.normal(
             0, 1, (*labels.shape, 3)
         )
@@ -123,6 +124,31 @@ def evaluated(folder: Path) -> dict[str, Any]:
     return bytes_of(folder, "cases.csv", "summary.csv", "summary.json", "evaluation.npz", "failures.csv")
 
 
+def make_raters(data: Path) -> None:
+    """The labels of the maps, and those of a second rater, which are flipped along an axis."""
+    import nibabel
+
+    make_maps(data)
+    (data / "second").mkdir()
+    for path in sorted((data / "labels").iterdir()):
+        labels = np.flip(np.asarray(nibabel.load(path).dataobj), 0)
+        nibabel.Nifti1Image(np.ascontiguousarray(labels), np.eye(4)).to_filename(data / "second" / path.name)
+
+
+def rated(folder: Path) -> dict[str, Any]:
+    names = ["raters.csv", "raters_summary.csv"]
+    names += [f"raters/{rater}/{name}" for rater in ("labels", "second") for name in ("cases.csv", "evaluation.npz")]
+    return evaluated(folder) | bytes_of(folder, *names)
+
+
+def audited(folder: Path) -> dict[str, Any]:
+    """What was fitted and measured; the page and NEXT.md name folders."""
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix == ".csv" and ".parts" not in path.parts]
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    assert (folder / "NEXT.md").is_file()
+    return found | bytes_of(folder, "calibrator.json")
+
+
 def changes(epochs: int) -> list[str]:
     import tiny
 
@@ -134,6 +160,16 @@ ATTACKS = {
         lambda data, out: ["evaluate", str(data / "maps"), str(data / "labels"), "--out", str(out), "--workers", "2"],
         make_maps,
         evaluated,
+    ),
+    "raters": Attack(
+        lambda data, out: ["evaluate", *map(str, (data / "maps", data / "labels", data / "second")), "--out", str(out)],
+        make_raters,
+        rated,
+    ),
+    "audit": Attack(
+        lambda data, out: ["audit", str(data / "maps"), str(data / "labels"), "--out", str(out), "--cases", "2"],
+        partial(make_maps, size=(12, 12, 8)),
+        audited,
     ),
     "calibrate": Attack(
         lambda data, out: [

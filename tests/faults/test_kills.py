@@ -17,6 +17,8 @@ import kills
     [
         ("evaluate", 1),
         pytest.param("evaluate", 3, marks=pytest.mark.long),
+        pytest.param("raters", 2, marks=pytest.mark.long),
+        pytest.param("audit", 1, marks=pytest.mark.long),
         pytest.param("calibrate", 1, marks=pytest.mark.long),
         pytest.param("train", 1, marks=pytest.mark.long),
     ],
