@@ -21,6 +21,7 @@ from segcal.errors import FileError, GridError
 from segcal.volumes.arrays import Geometry, StoredArray, read_array
 from segcal.volumes.cases import whole_numbers as whole_numbers
 from segcal.volumes.grids import fit
+from segcal.volumes.images import one_channel
 
 Box = tuple[tuple[float, ...], tuple[float, ...]]
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -161,6 +162,10 @@ def _image_faults(path: Path, image: StoredArray, dataset: Dataset, case: DataCa
     faults = []
     wanted = 1 if len(case.images) > 1 else len(dataset.channels)
     shape = image.values.shape
+    if image.picture:
+        space = one_channel(image, wanted).values.ndim
+        channels = len(image.values) if space < len(shape) else 1
+        return [f"{path.name} must have {wanted} channels; it is {_size(shape)}."] if channels != wanted else []
     channels = shape[3] if len(shape) == 4 else 1
     if len(shape) not in (3, 4) or channels != wanted:
         must = f"three axes{f' and a last one of {wanted} channels' if wanted > 1 else ''}"

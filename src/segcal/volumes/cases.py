@@ -365,6 +365,8 @@ def count_channels(files: CaseFiles) -> int:
 
 def with_full_scale(case: str, sources: list[Source]) -> list[Source]:
     """The sources, those of unscaled integers with the integer that stands for 1."""
+    for source in sources:
+        _refuse_rendering(case, source)
     integers = [source for source in sources if source.view.dtype.kind in "ui" and not source.stored.scaled]
     for source in integers:
         if source.view.dtype.newbyteorder("=") not in _FULL_SCALE:
@@ -385,6 +387,18 @@ def with_full_scale(case: str, sources: list[Source]) -> list[Source]:
         replace(source, full_scale=_FULL_SCALE[source.view.dtype.newbyteorder("=")]) if source in integers else source
         for source in sources
     ]
+
+
+def _refuse_rendering(case: str, source: Source) -> None:
+    """A picture in color is three classes where its channels sum to 1, up to rounding; anything else is a drawing."""
+    if not source.stored.color:
+        return
+    full = int(np.iinfo(source.view.dtype).max)
+    if np.abs(source.view.sum(0, dtype=np.int64) - full).max() > len(source.view) - 1:
+        raise FileError(
+            f"{case}: predictions must be probabilities; the colors of a picture are those of {len(source.view)} "
+            f"classes only if they sum to {full} in every pixel, and these do not. Save one gray picture per class."
+        )
 
 
 def _largest(sources: list[Source]) -> int:
