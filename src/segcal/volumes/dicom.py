@@ -34,28 +34,40 @@ def read_segmentation(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
         refuse(path, "it must be a DICOM segmentation (SEG); it is another kind of object")
     frames = int(data.NumberOfFrames) * int(data.Rows) * int(data.Columns)
     check_size(path, frames * int(data.BitsAllocated) // 8, compressed=data.file_meta.TransferSyntaxUID.is_compressed)
-    seg = highdicom.seg.Segmentation.from_dataset(data, copy=False)
+    seg = _opened(highdicom, data)
     geometry = seg.get_volume_geometry()
     if geometry is None:
         refuse(path, "its frames must lie in parallel planes at equal distances; they do not")
     segments = len(seg.segment_numbers)
     size = byte_size(path, (*geometry.spatial_shape, segments), np.uint8)
     check_size(path, size, compressed=True)  # slices that are far apart would have endless ones between them
-    values, slope, empty = _values(highdicom, seg)
+    values, slope, empty = _values(highdicom, data, seg)
     affine = geometry.affine[:, [2, 1, 0, 3]]  # from (slice, row, column) to (x, y, z)
     values = values.transpose(2, 1, 0, *range(3, values.ndim))
+    if np.linalg.det(affine[:3, :3]) < 0:  # slices go along the normal of rows and columns, as ITK stacks them
+        values, affine = values[:, :, ::-1], affine @ _last_slice_first(values.shape[2])
     kept = no_values(values.shape, values.dtype) if peek else values
     return StoredArray(kept, slope, geometry=Geometry.of_lps(affine), order="F", empty=empty)
 
 
-def _values(highdicom: Any, seg: Any) -> tuple[Array, float, Array]:
+def _opened(highdicom: Any, data: Any) -> Any:
+    return highdicom.seg.Segmentation.from_dataset(data, copy=False)
+
+
+def _last_slice_first(slices: int) -> Array:
+    turn = np.eye(4)
+    turn[2, 2], turn[2, 3] = -1, slices - 1
+    return turn
+
+
+def _values(highdicom: Any, data: Any, seg: Any) -> tuple[Array, float, Array]:
     """(slice, row, column) or (slice, row, column, segment), their scale, and what a voxel outside of them holds."""
     kind = highdicom.seg.SegmentationTypeValues
     if seg.segmentation_type != kind.FRACTIONAL:
         try:
             return seg.get_volume(combine_segments=True).array, 1.0, np.zeros((), np.uint8)
-        except RuntimeError:  # they overlap
-            values = seg.get_volume(combine_segments=False).array.astype(np.uint8)
+        except RuntimeError:  # they overlap; what was asked holds a table that must not be asked again
+            values = _opened(highdicom, data).get_volume(combine_segments=False).array.astype(np.uint8)
             return values, 1.0, np.zeros(values.shape[-1], np.uint8)
     most = int(seg.MaximumFractionalValue)
     values = seg.get_volume(combine_segments=False, rescale_fractional=False).array

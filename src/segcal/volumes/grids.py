@@ -211,6 +211,8 @@ def _readings(
         values = stored.values[np.newaxis] if end is None else np.moveaxis(stored.values, end, 0)
         if reversed_space:
             values = values.transpose(0, *range(values.ndim - 1, 0, -1))
+            if reversed_first and values.ndim == 4 and values.shape[1] == 1:
+                values = np.moveaxis(values, 1, 3)  # pictures have their third axis of length one last
         if 3 <= values.ndim <= 4:
             axes = values.ndim - 1
             values = values if axes == 3 else values[..., np.newaxis]

@@ -85,7 +85,6 @@ def _data_file(path: Path, start: bytes) -> tuple[Path, bool]:
     compressed = fields["encoding"].lower() != "raw" if nrrd else fields.get("compresseddata", "").lower() == "true"
     if name in (None, "LOCAL", "Local", "local"):
         return path, compressed
-    beside = path.with_name(name or "none")
-    if Path(name).name != name or not beside.is_file():
+    if not name or Path(name).name != name or not path.with_name(name).is_file():
         refuse(path, f"its voxels must be in it, or in one file beside it; it names {name!r}")
-    return beside, compressed
+    return path.with_name(name), compressed
