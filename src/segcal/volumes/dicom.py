@@ -9,6 +9,7 @@ they are added when the other file of the case says where they were.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,7 +30,7 @@ def read_segmentation(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     """
     dicom = needed("pydicom", "dicom", path)
     highdicom = needed("highdicom", "dicom", path)
-    data = dicom.dcmread(file)
+    data = dicom.dcmread(io.BytesIO(file.read()))  # a file would be asked for the bytes that a broken length announces
     if data.get("SOPClassUID") not in _SEGMENTATIONS:
         refuse(path, "it must be a DICOM segmentation (SEG); it is another kind of object")
     frames = int(data.NumberOfFrames) * int(data.Rows) * int(data.Columns)

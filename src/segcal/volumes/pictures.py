@@ -46,11 +46,27 @@ def read_png(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     byte_size(path, shape, dtype)
     if peek:
         return StoredArray(no_values(shape, dtype), picture=True, color=len(shape) == 3)
-    file.seek(0)
+    _check_chunks(path, file)
     values = _png_values(path, file, deep=depth == 16 and channels > 1)
     if values.shape != ((height, width) if channels == 1 else (height, width, channels)):
         refuse(path, f"it holds {values.shape} and announces {height} rows of {width} pixels")
     return _picture(path, values.astype(dtype, copy=False), alpha=alpha, palette=kind == _PALETTE)
+
+
+def _check_chunks(path: Path, file: BinaryIO) -> None:
+    """Refuse a file that ends before one of its parts does: whoever reads it would take memory for all of that."""
+    size, at = path.stat().st_size, len(_PNG_START) - 8
+    kind = b""
+    while kind != b"IEND":
+        file.seek(at)
+        start = file.read(8)
+        if len(start) < 8:
+            raise EOFError
+        length, kind = struct.unpack(">I4s", start)
+        at += 12 + length
+        if at > size:
+            raise EOFError
+    file.seek(0)
 
 
 def _png_values(path: Path, file: BinaryIO, *, deep: bool) -> Array:
