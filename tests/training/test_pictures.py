@@ -75,6 +75,7 @@ def test_a_folder_of_pictures_is_a_dataset(tmp_path):
     assert dataset.recipe.patch == dataset.recipe.inference_patch == (48, 64, 1)
     check = check_dataset(dataset)
     assert (check.problems, check.present) == ((), {"disk": 11})
+    assert ("voxels", "48\N{MULTIPLICATION SIGN}64\N{MULTIPLICATION SIGN}1") in check.facts()
 
 
 def test_a_picture_of_other_channels_is_a_problem(tmp_path):
@@ -185,7 +186,13 @@ def test_maps_as_integers_are_pictures_of_each_class(trained):
 def test_other_pictures_are_predicted_with_flips(trained):
     from segcal.training.ensemble import load_ensemble
 
-    cases = image_cases(trained / "data" / "test", 3)
+    (other,) = (trained / "data" / "test").iterdir()
+    (trained / "new").mkdir()
+    (trained / "new" / "disk_11_0000.png").write_bytes(
+        other.read_bytes()
+    )  # as nnU-Net names it, all colors in one file
+    cases = image_cases(trained / "new", 3)
+    assert [case.name for case in cases] == ["disk_11"]
     mean = load_ensemble([trained / "run"], flips=True, with_data=False)
     (path,) = predict(mean, trained / "flips", cases=cases).paths
     maps = np.load(path)

@@ -235,7 +235,8 @@ def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]
         numbered = match is not None and int(match["channel"]) < channels
         cases.setdefault(match["case"] if match and numbered else stem, {})[stem] = path
     for name, paths in cases.items():
-        if len(paths) != channels and list(paths) != [name]:  # one file by the plain name holds all channels
+        alone = len(paths) == 1 and (name in paths or is_picture(next(iter(paths.values()))))
+        if len(paths) != channels and not alone:  # one file by the plain name, or in color, holds all channels
             raise FileError(
                 f"{folder}: {name} must have {channels} files, one for each channel; it has {', '.join(paths)}."
                 " Add the missing files."

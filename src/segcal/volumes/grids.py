@@ -235,7 +235,7 @@ def _squeeze(stored: StoredArray) -> StoredArray:
 
 def gray(case: str, label: StoredArray) -> StoredArray:
     """Labels with one number a pixel: a picture in color must have it three times."""
-    if not label.color:
+    if not label.color or label.values.ndim < 3:
         return label
     if any(np.any(channel != label.values[0]) for channel in label.values[1:]):
         raise GridError(

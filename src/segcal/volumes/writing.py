@@ -76,7 +76,8 @@ def form_of(dtype: StoredAs, *, told: bool) -> Form:
 def own_form(source: Source) -> Form:
     stored = source.stored
     slope = stored.slope if stored.scaled else 1 / source.full_scale
-    return Form(stored.values.dtype, slope, stored.inter, source.full_scale)
+    full_scale = round(1 / slope) if stored.picture and stored.scaled else source.full_scale  # a mask has no header
+    return Form(stored.values.dtype, slope, stored.inter, full_scale)
 
 
 def room_for(stored: StoredArray, form: Form) -> StoredArray:
