@@ -226,7 +226,7 @@ def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]
     files = image_files(Path(folder))
     files = {stem: path for stem, path in files.items() if not is_picture(path)} or files
     if not files:
-        raise FileError(f"{folder} must hold images, as NAME.nii.gz or NAME.png; it holds none. Check the path.")
+        raise FileError(f"{folder} must hold images, as NAME.nii.gz; it holds none. Check the path, and the file formats.")
     if channels == 1 and not all(stem.endswith("_0000") for stem in files):
         return [DataCase(stem, stem, (path,), None) for stem, path in files.items()]
     cases: dict[str, dict[str, Path]] = {}
@@ -276,8 +276,11 @@ def predict(
 
         def make() -> None:
             logits = run.logits(case, calibrator)
-            write = _write_pictures if is_picture(case.images[0]) else _write_map
-            write(paths, soften(logits) if content == "probabilities" else logits, case, dtype)
+            values = soften(logits) if content == "probabilities" else logits
+            if is_picture(case.images[0]):
+                _write_pictures(paths, values, case, dtype)
+            else:
+                _write_map(paths[0], values, case, dtype)
 
         return MapJob(case.name, _key(run, case, mark, content, dtype), paths, make)
 
@@ -386,7 +389,7 @@ def _write_pictures(paths: Sequence[Path], values: Tensor, case: DataCase, dtype
             write_png(stack.enter_context(new_file(path)), row)
 
 
-def _write_map(paths: Sequence[Path], values: Tensor, case: DataCase, dtype: StoredAs) -> None:
+def _write_map(path: Path, values: Tensor, case: DataCase, dtype: StoredAs) -> None:
     """(class, x, y, z) as a NIfTI file (x, y, z, class) with the header of the case's image.
 
     It is written class by class, for beside the values of a large image there may be no room for all of them again.
@@ -402,7 +405,7 @@ def _write_map(paths: Sequence[Path], values: Tensor, case: DataCase, dtype: Sto
     image.header.set_xyzt_units(*source.get_xyzt_units())
     for code in ("qform", "sform"):
         image.header[f"{code}_code"] = int(source[f"{code}_code"])
-    with new_file(paths[0]) as file, gzip_into(file) as stream:
+    with new_file(path) as file, gzip_into(file) as stream:
         image.header.write_to(stream)
         stream.write(bytes(image.header.get_data_offset() - stream.tell()))
         for row in numbers:
