@@ -217,8 +217,8 @@ def test_calibration_decisions_and_the_report_take_pictures(trained):
         done = CliRunner().invoke(app, [str(word) for word in command])
         assert done.exit_code == 0, done.output
     page = (trained / "report.html").read_text()
-    assert "Look at cases" in page
-    assert "Probability maps" in page
+    assert "startViewer();" in page
+    assert '<section id="maps"' in page
     for number in range(11):
         name = f"disk_{number:02d}"
         picture = np.asarray(Image.open(decided / f"{name}.png"))

@@ -226,7 +226,9 @@ def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]
     files = image_files(Path(folder))
     files = {stem: path for stem, path in files.items() if not is_picture(path)} or files
     if not files:
-        raise FileError(f"{folder} must hold images, as NAME.nii.gz; it holds none. Check the path, and the file formats.")
+        raise FileError(
+            f"{folder} must hold images, as NAME.nii.gz; it holds none. Check the path, and the file formats."
+        )
     if channels == 1 and not all(stem.endswith("_0000") for stem in files):
         return [DataCase(stem, stem, (path,), None) for stem, path in files.items()]
     cases: dict[str, dict[str, Path]] = {}
