@@ -106,6 +106,30 @@ def test_nnunets_layout_has_pictures_too(tmp_path):
     np.testing.assert_array_equal(prepared.labels[..., 0], disk(1)[1])
 
 
+@pytest.mark.parametrize("channels", [2, 1])
+def test_pages_of_a_tiff_are_the_channels_that_are_named_or_slices(tmp_path, channels):
+    tifffile = pytest.importorskip("tifffile")
+    random = np.random.default_rng(0)
+    pages, inside = random.integers(1, 60_000, (2, *SIZE)).astype(np.uint16), random.random((2, *SIZE)) < 0.3
+    labels = inside[0] if channels == 2 else inside
+    for part, values in (("images", pages), ("labels", labels.astype(np.uint8))):
+        (tmp_path / part).mkdir()
+        tifffile.imwrite(tmp_path / part / "one.tif", values, photometric="minisblack")
+    names = {str(number): f"stain {number}" for number in range(channels)}
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "cell": 1}, "channel_names": names}))
+    dataset = open_dataset("folder", tmp_path)
+    assert check_dataset(dataset).problems == ()
+    assert dataset.recipe.patch == ((48, 64, 1) if channels == 2 else (16, 48, 64))
+    prepared = prepare_case(
+        dataset.cases[0], dataset, config(tmp_path, "data.crop_foreground=false").resolved(dataset).data
+    )
+    expected = pages[..., None] if channels == 2 else pages[None]
+    assert prepared.image.shape == expected.shape
+    for channel, stored in zip(prepared.image, expected, strict=True):
+        np.testing.assert_allclose(channel, (stored - stored.mean()) / stored.std(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(prepared.labels, labels[..., None] if channels == 2 else labels)
+
+
 def test_rows_stay_rows_on_the_way_there_and_back(tmp_path):
     dataset = open_dataset("folder", write_folder(tmp_path))
     found = config(tmp_path).resolved(dataset)
@@ -217,7 +241,7 @@ def test_calibration_decisions_and_the_report_take_pictures(trained):
         done = CliRunner().invoke(app, [str(word) for word in command])
         assert done.exit_code == 0, done.output
     page = (trained / "report.html").read_text()
-    assert "startViewer();" in page
+    assert '<section id="viewer"' in page
     assert '<section id="maps"' in page
     for number in range(11):
         name = f"disk_{number:02d}"

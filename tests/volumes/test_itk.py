@@ -162,3 +162,20 @@ def test_a_missing_package_is_told_with_what_to_type(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "SimpleITK", None)
     with pytest.raises(FileError, match=r"without SimpleITK, which is not installed: pip install 'segcal\[itk\]'\."):
         read_array(path)
+
+
+def test_a_network_says_the_same_of_an_image_in_another_format(tmp_path):
+    """Through reading, turning, predicting and writing: maps of the MetaImage and of its NIfTI twin."""
+    from tiny import untrained_run
+
+    from segcal.training.runs import image_cases, load_run, predict
+
+    run = load_run(untrained_run(tmp_path), with_data=False)
+    image = RANDOM.normal(100, 20, (12, 10, 6)).astype(np.int16)
+    write(tmp_path / "itk" / "one.mha", image)
+    nifti(tmp_path / "nifti" / "one.nii.gz", image)
+    maps = [predict(run, tmp_path / f"{name}-maps", cases=image_cases(tmp_path / name, 1)) for name in ("itk", "nifti")]
+    ours, twin = (nibabel.load(each.paths[0]) for each in maps)
+    np.testing.assert_array_equal(np.asarray(ours.dataobj), np.asarray(twin.dataobj))
+    np.testing.assert_allclose(ours.affine, twin.affine, atol=1e-4)
+    np.testing.assert_allclose(ours.header.get_zooms(), twin.header.get_zooms(), rtol=1e-6)
