@@ -146,6 +146,23 @@ def test_segments_that_overlap_are_a_channel_each(tmp_path, volumes):
     np.testing.assert_array_equal(read_array(write(tmp_path / "a.dcm", both, "BINARY", segments=2)).values, both)
 
 
+def test_members_share_a_segmentation_without_its_empty_slices(tmp_path, volumes):
+    from segcal.volumes.averaging import Averaging
+    from segcal.volumes.pairing import MemberFiles
+
+    labels, parts = volumes
+    values = (parts / np.float32(STEPS)).astype(np.float32)
+    maps = [nifti(tmp_path / f"{name}.nii.gz", array) for name, array in (("a", values), ("b", values[::-1].copy()))]
+    seg = write(tmp_path / "seg.dcm", labels, "BINARY", segments=2, omit=True)
+    twin = nifti(tmp_path / "labels.nii.gz", labels)
+    members = (MemberFiles(tmp_path, (maps[1],)),)
+    found, expected = (
+        measure_case(CaseFiles("case", (maps[0],), label, members=members, averaging=Averaging()), Options(), threads=1)
+        for label in (seg, twin)
+    )
+    same(found.sums, expected.sums)
+
+
 def test_a_segmentation_elsewhere_is_refused(tmp_path, volumes):
     labels, _ = volumes
     seg = write(tmp_path / "a.dcm", labels, "BINARY", segments=2, omit=True)

@@ -148,6 +148,17 @@ def test_a_mask_of_black_and_white_is_zeros_and_ones(tmp_path, top):
         assert np.unique(values).tolist() == [0.0, 1.0]
 
 
+def test_white_is_no_mask_where_it_is_the_label_to_ignore(tmp_path):
+    void = np.where(LABELS > 1, 255, 0).astype(np.uint8)
+    options, maps = Options(ignore_index=255), (npy(tmp_path / "maps.npy", MAPS),)
+    found, expected = (
+        measure_case(CaseFiles("case", maps, label), options, threads=1).sums
+        for label in (png(tmp_path / "label.png", void), npy(tmp_path / "label.npy", void))
+    )
+    same(found, expected)
+    assert found.bins[0].sum() == 3 * (void == 0).sum()
+
+
 def test_other_gray_values_are_labels_as_they_are(tmp_path):
     label = png(tmp_path / "a.png", np.where(LABELS > 0, LABELS, 255).astype(np.uint8))
     with open_case(CaseFiles("case", (npy(tmp_path / "m.npy", MAPS),), label)) as case:

@@ -92,8 +92,8 @@ def fit(
       (class, 1, y, x).
     - Pictures are (y, x): beside a file that says where its voxels lie, which is (x, y), their axes are reversed.
     """
-    label = _whole(gray(case, label), predictions[0])
-    predictions = [_whole(prediction, label) for prediction in predictions]
+    label = whole(gray(case, label), predictions[0])
+    predictions = [whole(prediction, label) for prediction in predictions]
     targets = _label_readings(label, last_first=predictions[0].geometry is not None)
     for target in targets:
         fitting = [_first_fit(prediction, target, alone=len(predictions) > 1) for prediction in predictions]
@@ -250,7 +250,7 @@ def _flat(stored: StoredArray) -> StoredArray:
     return replace(stored, values=values[:, 0]) if values.ndim == 4 and values.shape[1] == 1 else stored
 
 
-def _whole(stored: StoredArray, like: StoredArray) -> StoredArray:
+def whole(stored: StoredArray, like: StoredArray) -> StoredArray:
     """A DICOM segmentation on the grid of another file, with the slices that it leaves out; itself where it lies
     elsewhere, or is whole."""
     here, there = stored.geometry, like.geometry
@@ -274,7 +274,7 @@ def _whole(stored: StoredArray, like: StoredArray) -> StoredArray:
         values = np.empty((*shape, *part.shape[3:]), part.dtype, order="F")
         values[...] = stored.empty
         values[tuple(slice(at, at + n) for at, n in zip(start, size, strict=True))] = part
-        return replace(stored, values=values, geometry=Geometry((onto,), there.zooms[:3], there.bare))
+        return replace(stored, values=values, geometry=Geometry((onto,), there.zooms[:3], there.bare), empty=None)
     return stored
 
 
