@@ -121,6 +121,25 @@ def _itk_case(prediction: str, label: str, *, spoilt: str, compressed: bool) -> 
     return write
 
 
+def _dicom_case(folder: Path) -> Path:
+    """Labels of two segments, by the made-up CT of their tests."""
+    import sys
+
+    import nibabel
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "volumes"))
+    import test_dicom
+
+    random = np.random.default_rng(0)
+    shape = (test_dicom.COLUMNS, test_dicom.ROWS, test_dicom.SLICES)
+    for part in ("maps", "labels"):
+        (folder / part).mkdir()
+    maps = random.dirichlet(np.ones(3), shape).astype(np.float32)
+    nibabel.Nifti1Image(maps, test_dicom.affine()).to_filename(folder / "maps" / "case.nii")
+    labels = random.integers(0, 3, shape).astype(np.uint8)
+    return test_dicom.write(folder / "labels" / "case.dcm", labels, "BINARY", segments=2)
+
+
 def _measure(path: Path) -> None:
     """As `evaluate` measures the case; where it is a prediction, also as `calibrate` reads it."""
     from segcal.evaluation.measure import measure_case
@@ -536,3 +555,5 @@ if find_spec("SimpleITK"):
         TARGETS[ending] = Target(write, mutate.spoil_bytes, _measure)
         write = _itk_case(f"case.{ending}", f"case.{ending}", spoilt="labels", compressed=False)
         TARGETS[f"labels-{ending}"] = Target(write, mutate.spoil_start(400), _measure)
+if find_spec("highdicom"):
+    TARGETS["labels-dicom"] = Target(_dicom_case, mutate.spoil_bytes, _measure)
