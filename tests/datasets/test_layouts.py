@@ -277,9 +277,9 @@ def test_nnunet_ignore_label_is_refused(tmp_path):
 
 def test_nnunet_of_other_file_formats_is_refused(tmp_path):
     root = layouts.write_nnunet(tmp_path)
-    content = json.loads((root / "dataset.json").read_text()) | {"file_ending": ".png"}
+    content = json.loads((root / "dataset.json").read_text()) | {"file_ending": ".bmp"}
     (root / "dataset.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"file_ending must be \.nii\.gz or \.nii; got '\.png'"):
+    with pytest.raises(ConfigError, match=r"file_ending must be one of \.nii\.gz, \.nii, \.png.*; got '\.bmp'"):
         open_dataset("nnunet", root)
 
 

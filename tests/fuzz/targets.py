@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -74,6 +75,69 @@ def _case(prediction: str, label: str, *, spoilt: str) -> Callable[[Path], Path]
         return files[spoilt]
 
     return write
+
+
+def _picture_case(prediction: str, label: str, *, spoilt: str) -> Callable[[Path], Path]:
+    """The first slice as pictures (y, x)."""
+
+    def write(folder: Path) -> Path:
+        arrays = {"maps": (prediction, _maps()[:, :, 0].transpose(2, 1, 0)), "labels": (label, _labels()[:, :, 0].T)}
+        for part, (name, array) in arrays.items():
+            path = folder / part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".tif":
+                import tifffile
+
+                tifffile.imwrite(path, array, photometric="minisblack", compression="zlib")
+            elif path.suffix == ".png":
+                from PIL import Image
+
+                Image.fromarray(np.ascontiguousarray(array) if array.ndim == 2 else _bytes(array[0])).save(path)
+            else:
+                np.save(path, array)
+        return folder / spoilt / arrays[spoilt][0]
+
+    return write
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.rint(array * 255).astype(np.uint8)
+
+
+def _itk_case(prediction: str, label: str, *, spoilt: str, compressed: bool) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        import SimpleITK as itk  # noqa: N813
+
+        images = {
+            "maps": (prediction, itk.GetImageFromArray(_maps().transpose(2, 1, 0, 3), isVector=True)),
+            "labels": (label, itk.GetImageFromArray(_labels().T)),
+        }
+        for part, (name, image) in images.items():
+            (folder / part).mkdir(parents=True)
+            image.SetSpacing((1.5, 1.5, 5))
+            itk.WriteImage(image, str(folder / part / name), compressed)
+        return folder / spoilt / images[spoilt][0]
+
+    return write
+
+
+def _dicom_case(folder: Path) -> Path:
+    """Labels of two segments, by the made-up CT of their tests."""
+    import sys
+
+    import nibabel
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "volumes"))
+    import test_dicom
+
+    random = np.random.default_rng(0)
+    shape = (test_dicom.COLUMNS, test_dicom.ROWS, test_dicom.SLICES)
+    for part in ("maps", "labels"):
+        (folder / part).mkdir()
+    maps = random.dirichlet(np.ones(3), shape).astype(np.float32)
+    nibabel.Nifti1Image(maps, test_dicom.affine()).to_filename(folder / "maps" / "case.nii")
+    labels = random.integers(0, 3, shape).astype(np.uint8)
+    return test_dicom.write(folder / "labels" / "case.dcm", labels, "BINARY", segments=2)
 
 
 def _measure(path: Path) -> None:
@@ -450,6 +514,8 @@ TARGETS: dict[str, Target] = {
     "labels-npz": Target(_case("case.npy", "case.npz", spoilt="labels"), mutate.spoil_zip(_spoil_npy), _measure),
     "npy": Target(_case("case.npy", "case.nii", spoilt="maps"), _spoil_npy, _measure),
     "labels-npy": Target(_case("case.npy", "case.npy", spoilt="labels"), _spoil_npy, _evaluate),
+    "png": Target(_picture_case("case.png", "case.png", spoilt="maps"), mutate.spoil_bytes, _measure),
+    "labels-png": Target(_picture_case("case.npy", "case.png", spoilt="labels"), mutate.spoil_start(60), _measure),
     "plans": Target(_write_plans, mutate.spoil_json, _measure),
     "config": Target(_write_config, mutate.spoil_toml, _read_config),
     "study": Target(_file("study.toml", STUDY), mutate.spoil_toml, _read_study),
@@ -478,3 +544,16 @@ TARGETS: dict[str, Target] = {
     "run-classes": Target(_write_run("classes.json"), mutate.spoil_json, _predict),
     "checkpoint": Target(_write_checkpoint, mutate.spoil_zip(mutate.spoil_bytes), _load_checkpoint),
 }
+if find_spec("tifffile"):
+    TARGETS["tiff"] = Target(_picture_case("case.tif", "case.png", spoilt="maps"), mutate.spoil_bytes, _measure)
+    TARGETS["labels-tiff"] = Target(
+        _picture_case("case.npy", "case.tif", spoilt="labels"), mutate.spoil_bytes, _measure
+    )
+if find_spec("SimpleITK"):
+    for ending in ("nrrd", "mha"):
+        write = _itk_case(f"case.{ending}", f"case.{ending}", spoilt="maps", compressed=True)
+        TARGETS[ending] = Target(write, mutate.spoil_bytes, _measure)
+        write = _itk_case(f"case.{ending}", f"case.{ending}", spoilt="labels", compressed=False)
+        TARGETS[f"labels-{ending}"] = Target(write, mutate.spoil_start(400), _measure)
+if find_spec("highdicom"):
+    TARGETS["labels-dicom"] = Target(_dicom_case, mutate.spoil_bytes, _measure)

@@ -37,19 +37,19 @@ def make(folder, predictions, labels):
 
 def test_formats_that_are_not_read_are_counted_and_those_that_are_listed(tmp_path):
     make(tmp_path, (), ("a", "b"))
-    for name in ("a.png", "b.PNG", "c.nrrd", "d.img", "d.hdr", ".hidden", "below/e.seg.nrrd"):
+    for name in ("a.jpg", "b.JPG", "c.vtk", "d.img", "d.hdr", ".hidden", "below/e.mesh.vtk"):
         path = tmp_path / "P" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
     result = run(tmp_path)
     assert result.exit_code == 2
     assert "must be files of the formats .nii.gz, .nii, .npz, .npy" in told(result)
-    assert "P holds 2 .png, 2 .nrrd, 1 .hdr, 1 .img" in told(result)
+    assert "P holds 2 .jpg, 2 .vtk, 1 .hdr, 1 .img" in told(result)
     arguments = ["calibrate", "apply", str(tmp_path / "c.json"), str(tmp_path / "P"), "--out", str(tmp_path / "maps")]
     from segcal.calibrators import Temperature
 
     Temperature(2.0).save(tmp_path / "c.json")
-    assert "it holds 2 .png, 2 .nrrd, 1 .hdr, 1 .img" in told(CliRunner().invoke(app, arguments))
+    assert "it holds 2 .jpg, 2 .vtk, 1 .hdr, 1 .img" in told(CliRunner().invoke(app, arguments))
 
 
 @pytest.mark.parametrize(

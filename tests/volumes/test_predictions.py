@@ -580,7 +580,9 @@ def test_a_single_file_is_one_prediction(tmp_path):
 
 def test_nothing_to_find_is_said(tmp_path):
     (tmp_path / "notes.txt").write_text("words")
-    with pytest.raises(FileError, match=r"must hold predictions, as .nii.gz, .nii, .npz, .npy files; it holds 1 .txt"):
+    with pytest.raises(
+        FileError, match=r"must hold predictions, as .nii.gz, .nii, .npz, .npy, .+ files; it holds 1 .txt"
+    ):
         find_predictions(tmp_path)
     with pytest.raises(FileError, match=r"predictions must be a folder or a file; .*absent is not there"):
         find_predictions(tmp_path / "absent")

@@ -38,6 +38,7 @@ import segcal
 from segcal._io.files import write_whole
 from segcal.calibrators import Calibrator, LinearCalibrator, Temperature
 from segcal.errors import ConfigError, FileError
+from segcal.training.inference import Flat
 from segcal.training.preprocessing import OUTSIDE
 from segcal.training.runs import Run
 
@@ -108,6 +109,8 @@ def export_bundle(
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileError(f"{out} must be a new or an empty folder; something is there. Choose another --out.")
+    if isinstance(run.network, Flat):
+        raise ConfigError(f"the run must be one of volumes, as bundles are; the network of {run.folder} has two axes.")
     inference = _inference(run, calibrator)
     metadata = _metadata(run, calibrator, authors, copyright)
     _check_plain([metadata, run.config.network.options])

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-from segcal.datasets import acdc, amos, brats, decathlon, kits, nnunet, phantom
+from segcal.datasets import acdc, amos, brats, decathlon, folder, kits, nnunet, phantom
 from segcal.datasets.check import Check, check_dataset
 from segcal.datasets.dataset import DataCase, Dataset, Problem, Recipe
 from segcal.datasets.phantom import make_phantom
@@ -59,6 +59,7 @@ _ROWS = (
     DatasetRow("kits", kits.TITLE, kits.LAYOUT, kits.CLASSES[1:], tuple(BUILT_IN["kits"].members)),
     DatasetRow("decathlon", decathlon.TITLE, decathlon.LAYOUT, FROM_JSON),
     DatasetRow("nnunet", nnunet.TITLE, nnunet.LAYOUT, FROM_JSON, FROM_JSON),
+    DatasetRow("folder", folder.TITLE, folder.LAYOUT, FROM_JSON, FROM_JSON),
     DatasetRow("phantom", phantom.TITLE, phantom.LAYOUT, phantom.CLASSES[1:]),
 )
 _OPENERS: dict[str, Callable[[Path], Dataset]] = {
@@ -68,6 +69,7 @@ _OPENERS: dict[str, Callable[[Path], Dataset]] = {
     "kits": kits.open_kits,
     "decathlon": decathlon.open_decathlon,
     "nnunet": nnunet.open_nnunet,
+    "folder": folder.open_folder,
     "phantom": phantom.open_phantom,
 }
 _KNOWN = {known.name: known for known in (acdc.KNOWN, amos.KNOWN, brats.KNOWN, kits.KNOWN)}
@@ -77,7 +79,7 @@ def dataset_names() -> tuple[str, ...]:
     """Names that `open_dataset` knows.
 
     >>> dataset_names()
-    ('acdc', 'amos', 'brats', 'kits', 'decathlon', 'nnunet', 'phantom')
+    ('acdc', 'amos', 'brats', 'kits', 'decathlon', 'nnunet', 'folder', 'phantom')
     """
     return tuple(_OPENERS)
 

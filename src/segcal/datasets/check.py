@@ -21,6 +21,7 @@ from segcal.errors import FileError, GridError
 from segcal.volumes.arrays import Geometry, StoredArray, read_array
 from segcal.volumes.cases import whole_numbers as whole_numbers
 from segcal.volumes.grids import fit
+from segcal.volumes.images import one_channel
 
 Box = tuple[tuple[float, ...], tuple[float, ...]]
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -57,8 +58,10 @@ class Check:
     def facts(self) -> list[tuple[str, str]]:
         """The numbers as rows of a name and a value, for people."""
         rows = [("cases", str(self.cases)), ("patients", str(self.patients)), ("without labels", str(self.unlabelled))]
-        if self.spacing_mm is not None and self.shapes is not None:
-            rows += [("voxel size, mm", _range(self.spacing_mm)), ("voxels", _range(self.shapes))]
+        if self.spacing_mm is not None:
+            rows.append(("voxel size, mm", _range(self.spacing_mm)))
+        if self.shapes is not None:
+            rows.append(("voxels", _range(self.shapes)))
         rows += [(f"cases with {name}", str(count)) for name, count in self.present.items()]
         rows.append(("cases that lack a class", f"{len(self.missing)} ({self.missing_share:.1%})"))
         return rows
@@ -141,7 +144,8 @@ def _check_case(dataset: Dataset, case: DataCase) -> _Found:
             problems.append(Problem(case.name, f"labels must be among {allowed}; they hold {_some(unknown)}."))
     first = next((image for image in images if image is not None), None)
     if first is None or first.geometry is None:
-        return _Found(problems, values=values)
+        space = None if first is None else one_channel(first, len(dataset.channels)).values.shape
+        return _Found(problems, space and (*space, 1)[:3], values=values)
     shape, zooms = first.values.shape[:3], first.geometry.zooms[:3]
     return _Found(problems, shape, zooms, _contradicts(first.geometry), values, doubtful)
 
@@ -161,6 +165,10 @@ def _image_faults(path: Path, image: StoredArray, dataset: Dataset, case: DataCa
     faults = []
     wanted = 1 if len(case.images) > 1 else len(dataset.channels)
     shape = image.values.shape
+    if image.picture:
+        space = one_channel(image, wanted).values.ndim
+        channels = len(image.values) if space < len(shape) else 1
+        return [f"{path.name} must have {wanted} channels; it is {_size(shape)}."] if channels != wanted else []
     channels = shape[3] if len(shape) == 4 else 1
     if len(shape) not in (3, 4) or channels != wanted:
         must = f"three axes{f' and a last one of {wanted} channels' if wanted > 1 else ''}"

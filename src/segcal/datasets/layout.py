@@ -9,8 +9,11 @@ from typing import Any
 from segcal._io.parsing import parse_json
 from segcal.datasets.dataset import DataCase, Problem
 from segcal.errors import FileError
+from segcal.volumes.arrays import NIFTI as NIFTI
+from segcal.volumes.arrays import PICTURES
 
-NIFTI = (".nii.gz", ".nii")
+IMAGES = (*NIFTI, *PICTURES, ".nrrd", ".nhdr", ".mha", ".mhd")
+"""Endings of formats that images come in."""
 
 
 def find_root(root: Path, fits: Callable[[Path], bool], *, layout: str, parts: Sequence[str] = ()) -> Path:
@@ -60,9 +63,14 @@ def visible(folder: Path) -> list[Path]:
 
 def nifti_files(folder: Path) -> dict[str, Path]:
     """NIfTI files of a folder by name without extension; of .nii and .nii.gz alike the former."""
+    return image_files(folder, NIFTI)
+
+
+def image_files(folder: Path, endings: Sequence[str] = IMAGES) -> dict[str, Path]:
+    """Images of a folder by name without extension; of several of one name the first in the order of names."""
     found: dict[str, Path] = {}
     for path in visible(folder):
-        extension = next((end for end in NIFTI if path.name.endswith(end)), None)
+        extension = next((end for end in endings if path.name.endswith(end)), None)
         if extension is not None:
             found.setdefault(path.name.removesuffix(extension), path)
     return found

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from segcal.datasets.dataset import Dataset, Problem
 from segcal.datasets.layout import (
+    IMAGES,
     NIFTI,
     channel_names,
     find_root,
-    nifti_files,
+    image_files,
     pair,
     read_json,
     unlabelled,
@@ -19,6 +21,7 @@ from segcal.datasets.layout import (
 )
 from segcal.datasets.recipes import fitted_recipe
 from segcal.errors import ConfigError, FileError
+from segcal.volumes.pairing import is_picture
 from segcal.volumes.regions import IGNORE, Regions, is_value, label_members, names_by_value
 
 TITLE = "nnU-Net raw dataset, any"
@@ -31,14 +34,16 @@ def open_nnunet(root: Path) -> Dataset:
     root = find_root(root, _fits, layout=LAYOUT, parts=("imagesTr", "labelsTr", "imagesTs"))
     path = root / "dataset.json"
     content = read_json(path)
-    if content.get("file_ending", NIFTI[0]) not in NIFTI:
-        raise ConfigError(f"{path}: file_ending must be .nii.gz or .nii; got {content['file_ending']!r}.")
+    ending = content.get("file_ending", IMAGES[0])
+    if ending not in IMAGES:
+        raise ConfigError(f"{path}: file_ending must be one of {', '.join(IMAGES)}; got {ending!r}.")
+    endings = NIFTI if ending in NIFTI else (ending,)
     channels = channel_names(path, content, "channel_names", "modality")
-    classes, values, regions = _classes(path, content.get("labels"))
-    images, problems = _images(root / "imagesTr", len(channels))
-    tests, test_problems = _images(root / "imagesTs", len(channels))
+    classes, values, regions = classes_of(path, content.get("labels"))
+    images, problems = _images(root / "imagesTr", endings, len(channels))
+    tests, test_problems = _images(root / "imagesTs", endings, len(channels))
     incomplete = {problem.case for problem in problems}
-    labels = {name: file for name, file in nifti_files(root / "labelsTr").items() if name not in incomplete}
+    labels = {name: file for name, file in image_files(root / "labelsTr", endings).items() if name not in incomplete}
     cases, alone = pair(images, labels)
     if not cases:
         raise wrong_layout(root, LAYOUT)
@@ -58,20 +63,23 @@ def open_nnunet(root: Path) -> Dataset:
 
 
 def _fits(folder: Path) -> bool:
-    images = nifti_files(folder / "imagesTr")
+    images = image_files(folder / "imagesTr")
     return (folder / "dataset.json").is_file() and any(_CHANNEL_FILE.fullmatch(stem) for stem in images)
 
 
-def _images(folder: Path, channels: int) -> tuple[dict[str, tuple[Path, ...]], list[Problem]]:
-    """Files of each case in the order of the channels, and cases that do not have all of them."""
+def _images(folder: Path, endings: Sequence[str], channels: int) -> tuple[dict[str, tuple[Path, ...]], list[Problem]]:
+    """Files of each case in the order of the channels, and cases that do not have all of them.
+
+    A picture may hold all channels, as those in color do.
+    """
     found: dict[str, dict[int, Path]] = {}
-    for stem, path in nifti_files(folder).items():
+    for stem, path in image_files(folder, endings).items():
         if match := _CHANNEL_FILE.fullmatch(stem):
             found.setdefault(match["case"], {})[int(match["channel"])] = path
     whole, problems = {}, []
     for name, files in sorted(found.items()):
-        if sorted(files) == list(range(channels)):
-            whole[name] = tuple(files[number] for number in range(channels))
+        if sorted(files) == list(range(channels)) or (sorted(files) == [0] and is_picture(files[0])):
+            whole[name] = tuple(files[number] for number in sorted(files))
         else:
             numbers = ", ".join(f"{number:04d}" for number in sorted(files))
             what = f"channels 0000 to {channels - 1:04d} must be there, as dataset.json says; found {numbers}."
@@ -79,7 +87,7 @@ def _images(folder: Path, channels: int) -> tuple[dict[str, tuple[Path, ...]], l
     return whole, problems
 
 
-def _classes(path: Path, labels: Any) -> tuple[tuple[str, ...], tuple[int, ...], Regions | None]:
+def classes_of(path: Path, labels: Any) -> tuple[tuple[str, ...], tuple[int, ...], Regions | None]:
     """Classes, their values, and the regions where labels are lists of values.
 
     {"background": 0, "kidney": 1}; regions: {"background": 0, "whole tumour": [1, 2], "core": [2]}; version 1 has

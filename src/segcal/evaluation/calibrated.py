@@ -121,7 +121,7 @@ class FolderCase:
     options: Options
 
     def slabs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        with open_case(self.files) as case:
+        with open_case(self.files, ignored=self.options.ignore_index) as case:
             for values, labels in case.slabs(slab_voxels(case.classes)):
                 yield self._counted(values, labels, counted_voxels(labels, self.options))
 
@@ -135,7 +135,7 @@ class FolderCase:
 
         Where voxels are left out, no box remains: logits are (class, voxel) then.
         """
-        with open_case(self.files) as case:
+        with open_case(self.files, ignored=self.options.ignore_index) as case:
             values, labels = _whole(case)
             shape, orientation = case.shape, orientation_of(case.grid.affine)
         counted = counted_voxels(labels, self.options)

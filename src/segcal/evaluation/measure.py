@@ -45,7 +45,7 @@ def measure_case(
         from segcal.evaluation.calibrated import loaded
 
         calibrator = loaded(options.calibrator, options.calibrator_fingerprint)
-    with open_case(files) as case:
+    with open_case(files, ignored=options.ignore_index) as case:
         doubts = case.grid.doubts
         if options.strict_grid and doubts:
             raise GridError(f"{files.name}: the grid must be certain, as --strict-grid asks; {MEANINGS[doubts[0]]}")

@@ -51,10 +51,15 @@ class Patches(Dataset[tuple[Tensor, Tensor]]):
         if len(drawn) > 1 and not self.soft:
             drawn = drawn[(rater := int(random.integers(len(drawn)))) : rater + 1]
         labels = torch.from_numpy(cut_patch(drawn, start, data.patch))
-        alter = augmentation(data.augmentation or "none", data.patch)
+        flat = data.patch[2] == 1
+        alter = augmentation(data.augmentation or "none", data.patch[:2] if flat else data.patch)
         alter.set_random_state(seed=int(random.integers(LARGEST_SEED)))
+        if flat:
+            image, labels = image[..., 0], labels[..., 0]
         altered: Any = alter({"image": image, "labels": labels.float()})
         image, labels = (altered[key].as_subclass(Tensor) for key in ("image", "labels"))  # not MONAI's, which is slow
+        if flat:
+            image, labels = image[..., None], labels[..., None]
         image, classes = image.float().contiguous(), labels.round().to(torch.uint8)
         if not self.soft:
             return image, classes[0]
@@ -94,8 +99,8 @@ def cut_patch(values: NDArray[Any], start: Sequence[int], patch: Sequence[int]) 
 
 
 @lru_cache(maxsize=4)
-def augmentation(name: str, patch: tuple[int, int, int]) -> transforms.Compose:
-    """The paper's random changes of patches, by MONAI."""
+def augmentation(name: str, patch: tuple[int, ...]) -> transforms.Compose:
+    """The paper's random changes of patches of three axes, or the same of two, by MONAI."""
     both, modes = ("image", "labels"), ("bilinear", "nearest")
     if name == "none":
         return transforms.Compose([])
@@ -103,18 +108,18 @@ def augmentation(name: str, patch: tuple[int, int, int]) -> transforms.Compose:
         affine = transforms.RandAffined(
             both,
             prob=0.5,
-            rotate_range=(0.1,) * 3,
-            shear_range=(0.1,) * 3,
+            rotate_range=(0.1,) * (3 if len(patch) == 3 else 1),
+            shear_range=(0.1,) * len(patch),
             translate_range=tuple(0.1 * width for width in patch),
-            scale_range=(0.1,) * 3,
+            scale_range=(0.1,) * len(patch),
             mode=modes,
             padding_mode="zeros",
         )
         return transforms.Compose([affine])
-    turn = math.radians(15)
+    turn, linear = math.radians(15), "trilinear" if len(patch) == 3 else "bilinear"
     return transforms.Compose(
         [
-            transforms.RandZoomd(both, prob=0.3, min_zoom=0.7, max_zoom=1.5, mode=("trilinear", "nearest-exact")),
+            transforms.RandZoomd(both, prob=0.3, min_zoom=0.7, max_zoom=1.5, mode=(linear, "nearest-exact")),
             transforms.RandRotated(both, turn, turn, turn, prob=0.3, mode=modes, padding_mode="zeros"),
             transforms.RandGaussianNoised("image", prob=0.2, std=0.1),
             transforms.RandGaussianSmoothd("image", (0.5, 1.15), (0.5, 1.15), (0.5, 1.15), prob=0.2),

@@ -28,7 +28,10 @@ from segcal.training.preprocessing import PreparedStore
 
 
 def build_network(config: RunConfig, dataset: Dataset) -> nn.Module:
-    """The network that the configuration names, from MONAI, for the channels and classes of the dataset."""
+    """The network that the configuration names, from MONAI, for the channels and classes of the dataset.
+
+    It has two axes where patches have a third length of 1: it sees pictures, or volumes slice by slice.
+    """
     name = config.network.name
     found = getattr(nets, name, None)
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
@@ -37,26 +40,52 @@ def build_network(config: RunConfig, dataset: Dataset) -> nn.Module:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"network.name must be a network of monai.networks.nets; got {name!r}.{hint}")
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in config.network.options.items()}
-    given = {"spatial_dims": 3, "in_channels": len(dataset.channels), "out_channels": len(dataset.classes)}
+    flat = config.data.patch is not None and config.data.patch[2] == 1
+    given = {
+        "spatial_dims": 2 if flat else 3,
+        "in_channels": len(dataset.channels),
+        "out_channels": len(dataset.classes),
+    }
     takes = inspect.signature(found).parameters
     try:
         network: nn.Module = found(**{key: value for key, value in given.items() if key in takes}, **options)
     except Exception as error:  # each network of MONAI refuses in its own way
         raise ConfigError(f"network.options must fit {name}; {error}.") from error
+    if flat and "spatial_dims" not in takes:
+        raise ConfigError(f"network.name must be a network that takes two axes, for pictures; {name} does not.")
     _check_patches(network, config)
-    return network
+    return Flat(network) if flat else network
+
+
+class Flat(nn.Module):
+    """A network of two axes for (case, channel, x, y, 1)."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> Any:
+        """What the network says, with the third axis again; a list of it under deep supervision."""
+        found = self.network(image[..., 0])
+        return found[..., None] if isinstance(found, Tensor) else [each[..., None] for each in found]
 
 
 def _check_patches(network: nn.Module, config: RunConfig) -> None:
-    """Networks that halve their input say by what its size must divide."""
+    """Networks that halve their input say by what its size must divide; both patches are flat, or neither."""
+    patches = {key: getattr(config.data, key) for key in ("patch", "inference_patch")}
+    if len({patch[2] == 1 for patch in patches.values() if patch}) > 1:
+        told = " and ".join(str(list(patch)) for patch in patches.values() if patch)
+        raise ConfigError(
+            f"data.patch and data.inference_patch must both have a third length of 1, or neither; got {told}."
+        )
     factor_of: Any = getattr(network, "shape_factor", None)
     if factor_of is None:
         return
     factors = [int(factor) for factor in factor_of()]
     if min(factors) < 1:
         raise ConfigError(f"network.options must give the network a level; it would divide its input by {factors}.")
-    for key in ("patch", "inference_patch"):
-        patch = getattr(config.data, key)
+    for key, whole in patches.items():
+        patch = whole[: len(factors)]
         if any(width % factor for width, factor in zip(patch, factors, strict=True)):
             fitting = [factor * max(1, round(width / factor)) for width, factor in zip(patch, factors, strict=True)]
             raise ConfigError(

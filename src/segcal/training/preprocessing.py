@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import nibabel
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,7 +29,8 @@ from segcal.errors import FileError, GridError, LabelError
 from segcal.training.config import DataConfig
 from segcal.volumes.arrays import StoredArray, read_array
 from segcal.volumes.cases import whole_numbers
-from segcal.volumes.grids import fit
+from segcal.volumes.grids import fit, gray
+from segcal.volumes.images import one_channel, place_of
 from segcal.volumes.orientation import AS_IT_IS, orientation_of, turned, way_back
 
 Array = NDArray[Any]
@@ -71,7 +71,7 @@ class PreparedCase:
 
 
 class Volume(NamedTuple):
-    """A case's channels, the affine of the first file and the size of its voxels, and that file, for its grid."""
+    """A case's channels, the affine of the first file and the size of its voxels, and one channel, for its grid."""
 
     values: Array
     affine: Array
@@ -80,37 +80,42 @@ class Volume(NamedTuple):
     first: StoredArray
 
 
-def read_image(case: DataCase) -> Volume:
-    """All channels of a case on the grid of the first file, (channel, x, y, z) float32."""
+def read_image(case: DataCase, channels: int = 1) -> Volume:
+    """All channels of a case on the grid of the first file, (channel, x, y, z) float32; pictures (channel, y, x, 1).
+
+    Pages of a picture are channels where there are as many; otherwise they are slices.
+    """
     stored = [_stored(case, path) for path in case.images]
     if not stored:
         raise FileError(f"{case.name} must have an image; it has no file. Check the dataset.")
     axes = stored[0].values.ndim
-    if axes < 3:
+    if axes < 3 and not stored[0].picture:
         raise GridError(
             f"{case.name}: the image must have three axes; {case.images[0].name} has {axes}. Store a single slice with "
             f"a third axis of length 1."
         )
-    parts = [_onto(case, stored[0], path, one) for path, one in zip(case.images, stored, strict=True)]
+    first = one_channel(stored[0], channels)
+    parts = [_onto(case, first, path, one) for path, one in zip(case.images, stored, strict=True)]
     meant = (part * one.slope + one.inter if one.scaled else part for one, part in zip(stored, parts, strict=True))
     image = np.concatenate([np.asarray(part, np.float32) for part in meant])
     if not np.isfinite(image).all():
         raise FileError(f"{case.name}: the image must hold finite numbers; it has NaN or infinity. Correct the image.")
-    header: Any = nibabel.load(case.images[0])
-    spacing = np.array([*header.header.get_zooms()[:3], 1.0][:3], np.float64)
+    place = place_of(case.images[0])
+    spacing = np.array(place.spacing_mm, np.float64)
     if not (np.isfinite(spacing) & (spacing > 0)).all():
         raise FileError(
             f"{case.name}: voxel sizes must be above zero; the header has {spacing.tolist()} mm. Correct the header."
         )
-    return Volume(image, header.affine, spacing, stored[0])
+    return Volume(image, place.affine, spacing, first)
 
 
 def read_labels(case: DataCase, dataset: Dataset, *, first: StoredArray | None = None) -> Array:
     """Class indices of a case on the grid of its image, uint8; `first` is that image where it has been read."""
     if case.label is None:
         raise FileError(f"{case.name} must have labels; it has none. Check the dataset.")
-    stored = _stored(case, case.label)
-    view = _onto(case, first or _stored(case, case.images[0]), case.label, stored)
+    stored = gray(case.name, _stored(case, case.label))
+    first = first or one_channel(_stored(case, case.images[0]), len(dataset.channels))
+    view = _onto(case, first, case.label, stored)
     if len(view) != 1:
         raise LabelError(
             f"{case.name}: labels must be one map; {case.label.name} holds {len(view)}."
@@ -134,7 +139,7 @@ def read_labels(case: DataCase, dataset: Dataset, *, first: StoredArray | None =
 
 def prepare_case(case: DataCase, dataset: Dataset, config: DataConfig, *, labels: bool = True) -> PreparedCase:
     """Read and prepare one case."""
-    image, affine, spacing, first = read_image(case)
+    image, affine, spacing, first = read_image(case, len(dataset.channels))
     if len(image) != len(dataset.channels):
         raise GridError(
             f"{case.name}: the image must have {len(dataset.channels)} channels; it has {len(image)}."

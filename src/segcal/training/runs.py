@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import nibabel
 import numpy as np
@@ -24,7 +24,7 @@ from segcal._io.jobs import Executor, MapJob, Maps, in_turn, key_of, make_maps, 
 from segcal._io.parsing import parse_json
 from segcal.calibrators import Calibrator
 from segcal.datasets import DataCase, Dataset, Split, open_dataset, read_split
-from segcal.datasets.layout import nifti_files
+from segcal.datasets.layout import image_files
 from segcal.datasets.recipes import PLAIN
 from segcal.errors import ConfigError, FileError, one_of
 from segcal.evaluation.calibrated import transform_volume, turn
@@ -37,9 +37,13 @@ from segcal.training.config import RunConfig, read_config
 from segcal.training.inference import build_network, measure_logits, measuring_options, predict_logits, soften
 from segcal.training.preprocessing import prepare_case, read_labels, restore
 from segcal.volumes.arrays import gzip_into
+from segcal.volumes.images import place_of
 from segcal.volumes.orientation import orientation_of
+from segcal.volumes.pairing import is_picture
+from segcal.volumes.pictures import write_png
 from segcal.volumes.regions import Regions
 from segcal.volumes.steps import STEPS, StoredAs, in_steps
+from segcal.volumes.writing import header_like, write_npy
 
 _Image: Any = nibabel.Nifti1Image  # nibabel has no types
 Side = Literal["train", "validation", "test", "all"]
@@ -108,7 +112,7 @@ class Predictor(ABC):
 
 
 def _orientation(case: DataCase) -> Any:
-    return orientation_of(cast(Any, nibabel.load(case.images[0])).affine)
+    return orientation_of(place_of(case.images[0]).affine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,12 +218,17 @@ def _remembered(folder: Path, config: RunConfig) -> Dataset:
 def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]:
     """Images in a folder as cases without labels: NAME.nii.gz, or NAME_0000.nii.gz and so on for several channels.
 
+    Other formats have their own endings; where there are several formats, volumes count before pictures.
+
     A number is one of a channel where it can be: amos_0001 and amos_0002 of one channel are two cases, and so are
     scan_0000 and scan_0001; where all files of one channel end in _0000, as nnU-Net names them, that is left out.
     """
-    files = nifti_files(Path(folder))
+    files = image_files(Path(folder))
+    files = {stem: path for stem, path in files.items() if not is_picture(path)} or files
     if not files:
-        raise FileError(f"{folder} must hold images, as NAME.nii.gz; it holds none. Check the path.")
+        raise FileError(
+            f"{folder} must hold images, as NAME.nii.gz; it holds none. Check the path, and the file formats."
+        )
     if channels == 1 and not all(stem.endswith("_0000") for stem in files):
         return [DataCase(stem, stem, (path,), None) for stem, path in files.items()]
     cases: dict[str, dict[str, Path]] = {}
@@ -228,7 +237,8 @@ def image_cases(folder: str | os.PathLike[str], channels: int) -> list[DataCase]
         numbered = match is not None and int(match["channel"]) < channels
         cases.setdefault(match["case"] if match and numbered else stem, {})[stem] = path
     for name, paths in cases.items():
-        if len(paths) != channels and list(paths) != [name]:  # one file by the plain name holds all channels
+        alone = len(paths) == 1 and (name in paths or is_picture(next(iter(paths.values()))))
+        if len(paths) != channels and not alone:  # one file by the plain name, or in color, holds all channels
             raise FileError(
                 f"{folder}: {name} must have {channels} files, one for each channel; it has {', '.join(paths)}."
                 " Add the missing files."
@@ -249,6 +259,8 @@ def predict(
 ) -> Maps:
     """Write a map (x, y, z, class) for each case, NAME.nii.gz on the grid of its image; those that are there stay.
 
+    Maps of pictures are NAME.npy (class, y, x); as integers they are gray PNG images, NAME_class0.png and so on.
+
     The cases are those of a side of the split, or the ones given. One that fails does not stop the others. A file
     beside the maps has the names of classes and regions, which `segcal.evaluate` reads.
     NIfTI has no half precision: float16 is stored as 16-bit integers with a scale, in steps of 1/65535, and uint8 as
@@ -262,13 +274,17 @@ def predict(
     mark = None if calibrator is None else calibrator.fingerprint
 
     def job(case: DataCase) -> MapJob:
-        path = out / f"{case.name}.nii.gz"
+        paths = _map_paths(out, case, len(run.dataset.classes), dtype)
 
         def make() -> None:
             logits = run.logits(case, calibrator)
-            _write_map(path, soften(logits) if content == "probabilities" else logits, case, dtype)
+            values = soften(logits) if content == "probabilities" else logits
+            if is_picture(case.images[0]):
+                _write_pictures(paths, values, case, dtype)
+            else:
+                _write_map(paths[0], values, case, dtype)
 
-        return MapJob(case.name, _key(run, case, mark, content, dtype), [path], make)
+        return MapJob(case.name, _key(run, case, mark, content, dtype), paths, make)
 
     def begin() -> None:
         write_own(out / BESIDE_MAPS, run.dataset.classes, run.dataset.values, run.dataset.regions)
@@ -329,8 +345,7 @@ def _measure_case(
 ) -> None:
     with unchanged(case.files):
         labels = read_labels(case, run.dataset)
-        zooms = cast(Any, nibabel.load(case.images[0])).header.get_zooms()
-        voxel_ml = math.prod(map(float, zooms[:3])) / 1000 if len(zooms) >= 3 else math.nan
+        voxel_ml = place_of(case.images[0]).voxel_ml
         sums = measure_logits(run.logits(case, calibrator), labels, run.dataset, options, voxel_ml=voxel_ml)
     sums.save(part, name, case.files)
 
@@ -353,21 +368,45 @@ def _key(run: Predictor, case: DataCase, calibrator: str | None, *what: str) -> 
     return key_of(__version__, run.fingerprint, run.config.hash, case.name, files, what, calibrator)
 
 
+def _map_paths(out: Path, case: DataCase, classes: int, dtype: StoredAs) -> list[Path]:
+    """Where the maps of a case go."""
+    if not is_picture(case.images[0]):
+        return [out / f"{case.name}.nii.gz"]
+    if dtype in STEPS:
+        return [out / f"{case.name}_class{index}.png" for index in range(classes)]
+    return [out / f"{case.name}.npy"]
+
+
+def _write_pictures(paths: Sequence[Path], values: Tensor, case: DataCase, dtype: StoredAs) -> None:
+    """(class, y, x, 1) as one array (class, y, x), or as gray pictures of each class; (class, z, y, x) of stacks."""
+    numbers = values.numpy()[..., 0] if values.shape[-1] == 1 else values.numpy()
+    if len(paths) == 1:
+        with new_file(paths[0]) as file:
+            write_npy(file, np.ascontiguousarray(numbers))
+        return
+    if numbers.ndim > 3:
+        raise FileError(f"{case.name}: maps of a stack must be written as float32; {dtype} is written as PNG images.")
+    with ExitStack() as stack:  # all files appear together
+        for path, row in zip(paths, in_steps(numbers, STEPS[dtype]), strict=True):
+            write_png(stack.enter_context(new_file(path)), row)
+
+
 def _write_map(path: Path, values: Tensor, case: DataCase, dtype: StoredAs) -> None:
     """(class, x, y, z) as a NIfTI file (x, y, z, class) with the header of the case's image.
 
     It is written class by class, for beside the values of a large image there may be no room for all of them again.
     """
-    source: Any = nibabel.load(case.images[0])
+    source = header_like(case.images[0])
     steps = STEPS.get(dtype)
     numbers = values.numpy() if steps is None else in_steps(values.numpy(), steps)
     stored = numbers.dtype
-    image = _Image(np.broadcast_to(np.zeros((), stored), (*values.shape[1:], len(values))), source.affine)
+    affine = place_of(case.images[0]).affine
+    image = _Image(np.broadcast_to(np.zeros((), stored), (*values.shape[1:], len(values))), affine)
     image.header.set_slope_inter(1 / (steps or 1), 0)
-    image.header.set_zooms((*source.header.get_zooms()[:3], 1))
-    image.header.set_xyzt_units(*source.header.get_xyzt_units())
+    image.header.set_zooms((*source.get_zooms()[:3], 1))
+    image.header.set_xyzt_units(*source.get_xyzt_units())
     for code in ("qform", "sform"):
-        image.header[f"{code}_code"] = int(source.header[f"{code}_code"])
+        image.header[f"{code}_code"] = int(source[f"{code}_code"])
     with new_file(path) as file, gzip_into(file) as stream:
         image.header.write_to(stream)
         stream.write(bytes(image.header.get_data_offset() - stream.tell()))

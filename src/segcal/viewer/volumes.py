@@ -176,7 +176,7 @@ class _Found:
 
 def _read(files: Files, options: Options) -> _Found:
     if isinstance(files, CaseFiles):
-        with open_case(files) as case:
+        with open_case(files, ignored=options.ignore_index) as case:
             return _read_case(case, options)
     return _read_prediction(open_maps(files, options), options)
 

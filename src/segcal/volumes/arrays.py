@@ -1,4 +1,4 @@
-"""Arrays as files store them: NIfTI (.nii, .nii.gz), .npy and .npz, opened without a second copy.
+"""Arrays as files store them: NIfTI (.nii, .nii.gz), .npy and .npz, opened without a second copy; others by name.
 
 What is not compressed is mapped and costs no memory until it is read. What is compressed is inflated once, into
 a buffer of exactly the size that its header announces. Nothing is ever unpickled. A file that cannot be read
@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import mmap
 import struct
-import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 from nibabel.nifti1 import Nifti1Header
 from nibabel.nifti2 import Nifti2Header
 from numpy.lib import format as npy
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from segcal._io.parsing import parse_json
 from segcal.errors import FileError
+from segcal.volumes.dicom import read_segmentation
+from segcal.volumes.itk import read_itk
+from segcal.volumes.pictures import read_png, read_tiff
+from segcal.volumes.stored import MOST_INFLATION, byte_size, check_size, invertible, no_values, reading, refuse
+from segcal.volumes.stored import Geometry as Geometry
+from segcal.volumes.stored import StoredArray as StoredArray
 
 try:
     from isal import igzip as gzip
@@ -35,53 +38,20 @@ except ImportError:  # slower, otherwise the same
     import gzip  # type: ignore[no-redef]
 
 NNUNET_KEYS = ("probabilities", "softmax")  # arrays with the axes (class, z, y, x)
-EXTENSIONS = (".nii.gz", ".nii", ".npz", ".npy")
+NIFTI = (".nii.gz", ".nii")
+NUMPY = (".npz", ".npy")
+PICTURES = (".png", ".tif", ".tiff")
+ITK = (".seg.nrrd", ".nrrd", ".nhdr", ".mha", ".mhd")
+DICOM = (".dcm",)
+EXTENSIONS = (*NIFTI, *NUMPY, *PICTURES, *ITK, *DICOM)
 _NIFTI: dict[int, tuple[Any, int, bytes]] = {  # by header size: class, place of the magic bytes, the magic bytes
     348: (Nifti1Header, 344, b"n+1\0"),
     540: (Nifti2Header, 4, b"n+2\0"),
 }
-_MOST_INFLATION = 1032  # deflate cannot expand further than this
 _PIECE_BYTES = 1 << 18
 _QUIET = logging.getLogger("segcal.nifti")  # nibabel reports each header it mends; the progress bar should not
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False
-
-
-@dataclass(frozen=True, eq=False)
-class Geometry:
-    """What a NIfTI header says about the place of its voxels.
-
-    Headers contradict themselves: each of `affines` is one reading, the best first. `zooms` are the voxel sizes as
-    stored, one per axis. `bare`: the header says nothing about directions and origin, or only what a tool without
-    geometry writes (an identity, or its flipped form from ITK).
-    """
-
-    affines: tuple[NDArray[np.float64], ...]
-    zooms: tuple[float, ...]
-    bare: bool
-
-
-@dataclass(frozen=True, eq=False)
-class StoredArray:
-    """An array with its axes and values as stored; the values meant are `values * slope + inter`."""
-
-    values: NDArray[Any]
-    slope: float = 1.0
-    inter: float = 0.0
-    geometry: Geometry | None = None  # NIfTI only
-    key: str | None = None  # its name inside an .npz file
-    order: Literal["C", "F"] = "C"  # in which the file has the values: last axis fastest, or first
-    mapping: mmap.mmap | None = None  # None: in memory
-    turned: bool = False  # nnU-Net turned the image to right, front and head, and left the array like that
-
-    @property
-    def scaled(self) -> bool:
-        return (self.slope, self.inter) != (1.0, 0.0)
-
-    def release(self) -> None:
-        """Let go of the mapped pages; they are read again when needed."""
-        if sys.platform != "win32" and self.mapping is not None:
-            self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def stem_of(path: Path) -> str | None:
@@ -104,19 +74,19 @@ def read_array(path: Path, *, keys: tuple[str, ...] = (), peek: bool = False) ->
     extension = path.suffix.lower()
     if stem_of(path) is None:
         raise FileError(f"{path.name} must end in one of {', '.join(EXTENSIONS)}.")
-    with _reading(path) as file:
+    with reading(path) as file:
         if extension == ".npz":
             return _read_npz(path, file, keys, peek)
-        return _read_npy(path, file, peek) if extension == ".npy" else _read_nifti(path, file, peek)
+        return _READERS.get(extension, _read_nifti)(path, file, peek)
 
 
 def read_nifti_start(path: Path) -> tuple[Any, bytes, bool]:
     """Header, all bytes before the voxels (the header as stored, and extensions), whether the file is compressed."""
-    with _reading(path) as file:
+    with reading(path) as file:
         stream, compressed = _uncompressed(file)
         header, start = _nifti_header(path, stream)
         offset = header.get_data_offset()
-        _check_size(path, offset, compressed=compressed)
+        check_size(path, offset, compressed=compressed)
         start += stream.read(max(0, offset - len(start)))
         if len(start) != offset:
             raise EOFError
@@ -125,37 +95,11 @@ def read_nifti_start(path: Path) -> tuple[Any, bytes, bool]:
 
 def refuse_objects(path: Path) -> None:
     """Refuse an .npz file with Python objects in any of its arrays: they are never unpickled, nor passed on."""
-    with _reading(path) as file, zipfile.ZipFile(file) as archive:
+    with reading(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if member.filename.endswith(".npy"):
                 with archive.open(member) as stream:
                     _npy_header(path, cast(BinaryIO, stream))
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
-    """The file, opened; whatever goes wrong with it is a `FileError`."""
-    try:
-        if not path.is_file():  # opening a pipe would wait for ever
-            raise FileError(f"{path.name} must be a file; {_no_file(path)}.")
-        with path.open("rb") as file:
-            if path.stat().st_size == 0:
-                raise FileError(f"{path.name} must hold an array; the file is empty.")
-            yield file
-    except FileError:
-        raise
-    except EOFError as error:
-        raise FileError(f"{path.name} must be complete; it ends too early (a broken copy?).") from error
-    except Exception as error:  # whatever a parser trips over in a broken file
-        kind = {".npz": "an .npz file", ".npy": "an .npy file"}.get(path.suffix.lower(), "a NIfTI image")
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise FileError(f"{path.name} must be {kind}; it cannot be read ({reason}).") from error
-
-
-def _no_file(path: Path) -> str:
-    if path.exists():
-        return "it is none"
-    return "it is a link to what does not exist" if path.is_symlink() else "it does not exist"
 
 
 def _read_nifti(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
@@ -166,12 +110,12 @@ def _read_nifti(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     slope, inter = header.get_slope_inter()
     shape = tuple(int(length) for length in shape)
     if offset < position:
-        _refuse(path, f"its voxels cannot begin at byte {offset}, within the header")
-    size = _byte_size(path, shape, dtype)
-    _check_size(path, offset + size, compressed=compressed)
+        refuse(path, f"its voxels cannot begin at byte {offset}, within the header")
+    size = byte_size(path, shape, dtype)
+    check_size(path, offset + size, compressed=compressed)
     mapping = None
     if peek:
-        values = _no_values(shape, dtype)
+        values = no_values(shape, dtype)
     elif compressed:
         _skip(stream, offset - position)
         values = np.ndarray(shape, dtype, _inflate(stream, size), order="F")
@@ -197,7 +141,7 @@ def _nifti_header(path: Path, stream: BinaryIO) -> tuple[Any, bytes]:
         start += stream.read(540 - 348)
     kind, place, magic = _NIFTI.get(len(start), (None, 0, b"none"))
     if start[place : place + 4] != magic:
-        _refuse(path, "it does not begin with a NIfTI header")
+        refuse(path, "it does not begin with a NIfTI header")
     header = kind(start, check=False)
     header.check_fix(logger=_QUIET)
     return header, start
@@ -217,22 +161,18 @@ def _geometry(header: Any) -> Geometry:
     if int(header["sform_code"]) > 0 and int(header["qform_code"]) > 0:
         with suppress(ValueError):  # no rotation; then the other form has to do
             affines.append(header.get_qform())
-    usable = tuple(affine for affine in affines if known and _invertible(affine))
+    usable = tuple(affine for affine in affines if known and invertible(affine))
     bare = not usable or bool(np.array_equal(np.abs(best), np.eye(4)))
     return Geometry(usable, zooms, bare)
-
-
-def _invertible(affine: NDArray[np.float64]) -> bool:
-    return bool(np.isfinite(affine).all()) and bool(np.linalg.cond(affine[:3, :3]) < 1e6)
 
 
 def _read_npy(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     shape, fortran, dtype = _npy_header(path, file)
     offset = file.tell()
     order: Literal["C", "F"] = "F" if fortran else "C"
-    _check_size(path, offset + _byte_size(path, shape, dtype), compressed=False)
+    check_size(path, offset + byte_size(path, shape, dtype), compressed=False)
     if peek:
-        return StoredArray(_no_values(shape, dtype), order=order)
+        return StoredArray(no_values(shape, dtype), order=order)
     mapping = _map(file)
     return StoredArray(np.ndarray(shape, dtype, mapping, offset, order=order), order=order, mapping=mapping)
 
@@ -240,10 +180,10 @@ def _read_npy(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
 def _npy_header(path: Path, stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
-        _refuse(path, f"its format version {version} is not one of plain arrays")
+        refuse(path, f"its format version {version} is not one of plain arrays")
     shape, fortran, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(stream)
     if dtype.hasobject:
-        _refuse(path, "it holds Python objects, which are never unpickled")
+        refuse(path, "it holds Python objects, which are never unpickled")
     return shape, fortran, dtype
 
 
@@ -253,25 +193,25 @@ def _read_npz(path: Path, file: BinaryIO, keys: tuple[str, ...], peek: bool) -> 
         member = _choose(path, archive.infolist(), keys)
     key = member.filename.removesuffix(".npy")
     if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        _refuse(path, f"array {key!r} is encrypted or compressed in a way that numpy does not write")
+        refuse(path, f"array {key!r} is encrypted or compressed in a way that numpy does not write")
     file.seek(member.header_offset)
     name_length, extra_length = struct.unpack_from("<HH", file.read(30), 26)
     file.seek(name_length + extra_length, io.SEEK_CUR)
     deflated = member.compress_type == zipfile.ZIP_DEFLATED
     stream = _gunzip(_AsGzip(file, member)) if deflated else file
     shape, fortran, dtype = _npy_header(path, stream)
-    size = _byte_size(path, shape, dtype)
+    size = byte_size(path, shape, dtype)
     order: Literal["C", "F"] = "F" if fortran else "C"
-    if size > member.file_size or member.file_size > _MOST_INFLATION * (member.compress_size + 64):
-        _refuse(path, f"array {key!r} announces {size:,} bytes and the archive holds {member.file_size:,}")
+    if size > member.file_size or member.file_size > MOST_INFLATION * (member.compress_size + 64):
+        refuse(path, f"array {key!r} announces {size:,} bytes and the archive holds {member.file_size:,}")
     mapping = None
     if peek:
-        values = _no_values(shape, dtype)
+        values = no_values(shape, dtype)
     elif deflated:
         values = np.ndarray(shape, dtype, _inflate(stream, size), order=order)
     else:
         offset, mapping = file.tell(), _map(file)
-        _check_size(path, offset + size, compressed=False)
+        check_size(path, offset + size, compressed=False)
         values = np.ndarray(shape, dtype, mapping, offset, order=order)
     turned = key in NNUNET_KEYS and _turned_by_nnunet(path)
     return StoredArray(values, key=key, order=order, mapping=mapping, turned=turned)
@@ -352,10 +292,6 @@ def _inflate(stream: BinaryIO, size: int) -> NDArray[np.uint8]:
     return buffer
 
 
-def _no_values(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    return np.broadcast_to(np.zeros((), dtype), shape)
-
-
 def _skip(stream: BinaryIO, size: int) -> None:
     while size > 0:
         part = stream.read(min(_PIECE_BYTES, size))
@@ -368,22 +304,10 @@ def _map(file: BinaryIO) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _byte_size(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> int:
-    """How many bytes the voxels take, once shape and type are ones that volumes have."""
-    kind = np.dtype(dtype)
-    if not 2 <= len(shape) <= 7 or min(shape) < 1:
-        _refuse(path, f"its shape {shape} is not that of an image")
-    if kind.kind not in "buif":
-        _refuse(path, f"its values are {kind}, not real numbers")
-    return math.prod(shape) * kind.itemsize
-
-
-def _check_size(path: Path, announced: int, *, compressed: bool) -> None:
-    """Refuse a header that announces more than the file can hold, before memory is taken for it."""
-    size = path.stat().st_size
-    if announced > (size * _MOST_INFLATION if compressed else size):
-        _refuse(path, f"its header announces {announced:,} bytes and the file has {size:,}: broken or cut off")
-
-
-def _refuse(path: Path, reason: str) -> NoReturn:
-    raise FileError(f"{path.name} must be a readable image; {reason}.")
+_READERS: dict[str, Callable[[Path, BinaryIO, bool], StoredArray]] = {
+    ".npy": _read_npy,
+    ".png": read_png,
+    **dict.fromkeys(PICTURES[1:], read_tiff),
+    **dict.fromkeys(ITK[1:], read_itk),
+    **dict.fromkeys(DICOM, read_segmentation),
+}

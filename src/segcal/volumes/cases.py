@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from segcal.errors import ConfigError, FileError, GridError, ShapeError
 from segcal.volumes.arrays import StoredArray, read_array
 from segcal.volumes.averaging import Averaging
-from segcal.volumes.grids import Grid, fit
+from segcal.volumes.grids import Grid, fit, whole
 from segcal.volumes.pairing import CaseFiles, MemberFiles
 
 PROBABILITY_KEYS = ("probabilities", "softmax", "logits", "arr_0")
@@ -264,28 +265,40 @@ def gather(sources: Sequence[Source], blocks: Sequence[NDArray[Any]]) -> NDArray
     return out
 
 
-def open_case(files: CaseFiles) -> Case:
+def open_case(files: CaseFiles, *, ignored: int | None = None) -> Case:
     """The case of these files, checked to lie on one grid; `FileError` or `GridError` says what is wrong with it.
 
     Integer maps are read as their makers meant them: with the scale of a NIfTI header where there is one, otherwise
     uint8 as 255ths and uint16 as 65535ths. Zeros and ones that choose one class per voxel, or are a single class, are
-    taken as they are. With members, the probabilities are their mean.
+    taken as they are. With members, the probabilities are their mean. White of a mask is the label 1, unless it is the
+    label that is `ignored`.
     """
     try:
-        label = read_array(files.label, keys=LABEL_KEYS)
+        label = _read_label(files.label, ignored)
         if files.members:
-            return _open_mean(files, label)
+            first = read_array(files.predictions[0], keys=PROBABILITY_KEYS, peek=True)
+            return _open_mean(files, whole(label, first), ignored)
         predictions = [read_array(path, keys=PROBABILITY_KEYS) for path in files.predictions]
     except FileError as error:
         raise FileError(f"{files.name}: {error}") from error
     label_view, views, grid = fit(files.name, label, predictions)
     sources = [Source(view, stored) for view, stored in zip(views, predictions, strict=True)]
-    labels = _drawn(files, Labels(label, label_view), predictions, views)
+    labels = _drawn(files, Labels(label, label_view), predictions, views, ignored)
     return Case(files.name, Sources(with_full_scale(files.name, sources)), labels, grid)
 
 
+def _read_label(path: Path, ignored: int | None) -> StoredArray:
+    label = read_array(path, keys=LABEL_KEYS)
+    void = label.picture and label.scaled and ignored == round(1 / label.slope)
+    return replace(label, slope=1.0) if void else label
+
+
 def _drawn(
-    files: CaseFiles, first: Labels, predictions: Sequence[StoredArray], views: Sequence[NDArray[Any]]
+    files: CaseFiles,
+    first: Labels,
+    predictions: Sequence[StoredArray],
+    views: Sequence[NDArray[Any]],
+    ignored: int | None,
 ) -> list[Labels]:
     """The label maps of all raters of a case, on the grid of the first; that one alone where there are no raters."""
     if files.rater_channels:
@@ -298,7 +311,7 @@ def _drawn(
     for other in files.raters[1:]:
         name = f"{files.name}, rater {other.rater}"
         try:
-            stored = read_array(other.label, keys=LABEL_KEYS)
+            stored = _read_label(other.label, ignored)
         except FileError as error:
             raise FileError(f"{name}: {error}") from error
         view, seen, _ = fit(name, stored, predictions)
@@ -312,7 +325,7 @@ def _drawn(
     return labels
 
 
-def _open_mean(files: CaseFiles, label: StoredArray) -> Case:
+def _open_mean(files: CaseFiles, label: StoredArray, ignored: int | None) -> Case:
     """The mean of the case's members, which must have the same classes and lie on the grid of the label."""
     members = (MemberFiles(files.predictions[0].parent, files.predictions), *files.members)
     fitted = []
@@ -338,7 +351,8 @@ def _open_mean(files: CaseFiles, label: StoredArray) -> Case:
     doubts = tuple(sorted({doubt for _, (_, _, own) in fitted for doubt in own.doubts}))
     mean = Mean([partial(load, member) for member in members], numbers[0], files.averaging)
     peeked, (_, views, _) = fitted[0]
-    return Case(files.name, mean, _drawn(files, Labels(label, label_view), peeked, views), replace(grid, doubts=doubts))
+    labels = _drawn(files, Labels(label, label_view), peeked, views, ignored)
+    return Case(files.name, mean, labels, replace(grid, doubts=doubts))
 
 
 def _fit_member(
@@ -365,6 +379,8 @@ def count_channels(files: CaseFiles) -> int:
 
 def with_full_scale(case: str, sources: list[Source]) -> list[Source]:
     """The sources, those of unscaled integers with the integer that stands for 1."""
+    for source in sources:
+        _refuse_rendering(case, source)
     integers = [source for source in sources if source.view.dtype.kind in "ui" and not source.stored.scaled]
     for source in integers:
         if source.view.dtype.newbyteorder("=") not in _FULL_SCALE:
@@ -385,6 +401,18 @@ def with_full_scale(case: str, sources: list[Source]) -> list[Source]:
         replace(source, full_scale=_FULL_SCALE[source.view.dtype.newbyteorder("=")]) if source in integers else source
         for source in sources
     ]
+
+
+def _refuse_rendering(case: str, source: Source) -> None:
+    """A picture in color is three classes where its channels sum to 1, up to rounding; anything else is a drawing."""
+    if not source.stored.color:
+        return
+    full = int(np.iinfo(source.view.dtype).max)
+    if np.abs(source.view.sum(0, dtype=np.int64) - full).max() > len(source.view) - 1:
+        raise FileError(
+            f"{case}: predictions must be probabilities; the colors of a picture are those of {len(source.view)} "
+            f"classes only if they sum to {full} in every pixel, and these do not. Save one gray picture per class."
+        )
 
 
 def _largest(sources: list[Source]) -> int:

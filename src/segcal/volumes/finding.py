@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from segcal.errors import FileError
-from segcal.volumes.arrays import EXTENSIONS, read_array, stem_of
+from segcal.volumes.arrays import DICOM, EXTENSIONS, ITK, NIFTI, PICTURES, read_array, stem_of
 from segcal.volumes.averaging import PLAIN, Averaging
 from segcal.volumes.cases import PROBABILITY_KEYS
 from segcal.volumes.grids import space_of_one_class
 from segcal.volumes.mismatch import files_in
-from segcal.volumes.pairing import Claim, Numbered, claims_of_predictions, is_array, name_of_prediction
+from segcal.volumes.pairing import Claim, Numbered, claims_of_predictions, is_array, is_picture, name_of_prediction
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class PredictionFiles:
     """The files of one prediction: one, or one per class in class order.
 
     `reference` is the NIfTI file of the same stem beside an array (the label map that nnU-Net writes), which says
-    where the voxels lie.
+    where the voxels lie; or a picture, which says that they are pixels.
     """
 
     name: str
@@ -151,22 +151,36 @@ def _reference(files: tuple[Path, ...], case: str) -> Path | None:
     if not is_array(files[0]):
         return None
     stem = case if len(files) > 1 else stem_of(files[0])
-    return next((path for end in EXTENSIONS[:2] if (path := files[0].with_name(f"{stem}{end}")).is_file()), None)
+    ends = (*NIFTI, *PICTURES)
+    return next((path for end in ends if (path := files[0].with_name(f"{stem}{end}")).is_file()), None)
 
 
 def places(files: PredictionFiles, root: Path, *, nifti: bool = False) -> list[Path]:
-    """Where a prediction's files lie under `root`; `nifti`: with arrays as .nii.gz."""
+    """Where a prediction is written again under `root`: in the place of its files; `nifti`: with arrays as .nii.gz.
+
+    Formats that cannot hold what comes have another ending: a PNG has no fractions of its steps and becomes .npy; NRRD,
+    MetaImage and DICOM files become .nii.gz.
+    """
+
+    def ending(path: Path) -> str | None:
+        own = path.suffix.lower()
+        if own == ".png":
+            return ".npy"
+        return ".nii.gz" if own in (*ITK, *DICOM) or (nifti and is_array(path)) else None
+
     found = [path.relative_to(root) for path in files.predictions]
-    return [path.with_name(f"{stem_of(path)}.nii.gz") if nifti and is_array(path) else path for path in found]
+    return [path.with_name(f"{stem_of(path)}{end}") if (end := ending(path)) else path for path in found]
 
 
 def place_of_labels(files: PredictionFiles, root: Path) -> Path:
     """Where the label map of a prediction goes, under the place of `root`: an image, or an array where there is none.
 
-    That of an array with a label map beside it, as nnU-Net has them, is an image in the place of that.
+    That of an array with a label map beside it, as nnU-Net has them, is an image in the place of that. Labels of
+    pictures are pictures.
     """
     first = files.predictions[0].relative_to(root)
-    ending = ".nii" if first.suffix.lower() == ".nii" else ".nii.gz"
-    if is_array(first) and files.reference is None:
-        ending = ".npy"
+    like = files.reference if is_array(first) and files.reference is not None else first
+    ending = ".nii.gz"
+    if is_array(like) or is_picture(like) or (like is first and like.suffix.lower() == ".nii"):
+        ending = ".npy" if is_array(like) else like.suffix.lower()
     return first.with_name(f"{files.name}{ending}")

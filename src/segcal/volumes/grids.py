@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class Reading:
     geometry: Geometry | None
     classes_first: bool = False
     axes: int = 3  # of space, as stored
+    picture: bool = False  # whose first axis is y
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,8 +88,12 @@ def fit(
     - NIfTI: no class axis, classes last, classes first. Where shapes leave it open, voxel sizes and affine decide.
     - .npy and .npz: no class axis, classes first, classes last; then the same with the axes of space reversed.
     - The arrays of nnU-Net (.npz, 'probabilities' or 'softmax'), against NIfTI labels: first of all (class, z, y, x);
-      of images that nnU-Net turned to right, front and head, these axes turned back, and nothing else.
+      of images that nnU-Net turned to right, front and head, these axes turned back, and nothing else; of pictures
+      (class, 1, y, x).
+    - Pictures are (y, x): beside a file that says where its voxels lie, which is (x, y), their axes are reversed.
     """
+    label = whole(gray(case, label), predictions[0])
+    predictions = [whole(prediction, label) for prediction in predictions]
     targets = _label_readings(label, last_first=predictions[0].geometry is not None)
     for target in targets:
         fitting = [_first_fit(prediction, target, alone=len(predictions) > 1) for prediction in predictions]
@@ -121,7 +127,9 @@ def arrange(
             f"{case}: {_expected(classes)}; there are {len(predictions)} files of one class each."
             " Add the missing files."
         )
-    targets = [] if reference is None else _label_readings(reference, last_first=True)
+    targets = [] if reference is None else _label_readings(gray(case, reference), last_first=True)
+    if targets and targets[0].picture:
+        predictions = [_flat(prediction) for prediction in predictions]
     if predictions[0].turned and targets:
         view = _turn_back(predictions[0], targets[0])
         if view is None:
@@ -149,7 +157,7 @@ def space_of_one_class(stored: StoredArray, *, classes: int | None = None) -> tu
 
 def _readings_of_classes(stored: StoredArray, classes: int | None, targets: Sequence[Reading]) -> list[Reading]:
     """Readings with this number of classes, the most likely first; any number where it is not known."""
-    like_nnunet = stored.key in NNUNET_KEYS
+    like_nnunet = stored.key in NNUNET_KEYS and not any(target.picture for target in targets)
     readings = list(_readings(stored, reverse=bool(targets), like_nnunet=like_nnunet))
     if classes is not None:
         return [reading for reading in readings if len(reading.values) == classes]
@@ -187,22 +195,28 @@ def _label_readings(label: StoredArray, *, last_first: bool) -> list[Reading]:
     return readings[::-1] if last_first and label.geometry is None else readings
 
 
-def _readings(stored: StoredArray, *, reverse: bool, like_nnunet: bool = False) -> Iterator[Reading]:
+def _readings(
+    stored: StoredArray, *, reverse: bool, like_nnunet: bool = False, reversed_first: bool = False
+) -> Iterator[Reading]:
     """Every way to read the axes, the most likely first; `reverse`: with the axes of space reversed as well."""
     stored = _squeeze(stored)
     last, first = stored.values.ndim - 1, 0
     ends = (None, last, first) if stored.geometry is not None else (None, first, last)
     ways = [(end, False) for end in ends]
-    ways += [(end, True) for end in ends if reverse]
+    turned = [(end, True) for end in ends if reverse]
+    ways = turned + ways if reversed_first else ways + turned
     if like_nnunet:
         ways.insert(0, (first, True))
     for end, reversed_space in ways:
         values = stored.values[np.newaxis] if end is None else np.moveaxis(stored.values, end, 0)
         if reversed_space:
             values = values.transpose(0, *range(values.ndim - 1, 0, -1))
+            if reversed_first and values.ndim == 4 and values.shape[1] == 1:
+                values = np.moveaxis(values, 1, 3)  # pictures have their third axis of length one last
         if 3 <= values.ndim <= 4:
             axes = values.ndim - 1
-            yield Reading(values if axes == 3 else values[..., np.newaxis], stored.geometry, end == first, axes)
+            values = values if axes == 3 else values[..., np.newaxis]
+            yield Reading(values, stored.geometry, end == first, axes, stored.picture)
 
 
 def _squeeze(stored: StoredArray) -> StoredArray:
@@ -217,6 +231,51 @@ def _squeeze(stored: StoredArray) -> StoredArray:
         while values.ndim > 3 and values.shape[-1] == 1:
             values = values[..., 0]
     return stored if values is stored.values else replace(stored, values=values)
+
+
+def gray(case: str, label: StoredArray) -> StoredArray:
+    """Labels with one number a pixel: a picture in color must have it three times."""
+    if not label.color or label.values.ndim < 3:
+        return label
+    if any(np.any(channel != label.values[0]) for channel in label.values[1:]):
+        raise GridError(
+            f"{case}: labels must be one number a pixel; the picture has colors. Save it in gray, or with a palette."
+        )
+    return replace(label, values=label.values[0], color=False)
+
+
+def _flat(stored: StoredArray) -> StoredArray:
+    """Without the axis of length one that nnU-Net gives pictures, (class, 1, y, x)."""
+    values = stored.values
+    return replace(stored, values=values[:, 0]) if values.ndim == 4 and values.shape[1] == 1 else stored
+
+
+def whole(stored: StoredArray, like: StoredArray) -> StoredArray:
+    """A DICOM segmentation on the grid of another file, with the slices that it leaves out; itself where it lies
+    elsewhere, or is whole."""
+    here, there = stored.geometry, like.geometry
+    if stored.empty is None or here is None or there is None or like.values.ndim < 3:
+        return stored
+    shape, own = like.values.shape[:3], stored.values.shape[:3]
+    for onto, affine in product(there.affines, here.affines):
+        steps = np.linalg.solve(onto, affine)
+        turn = np.rint(steps[:3, :3])
+        if not ((np.abs(turn).sum(0) == 1).all() and (np.abs(turn).sum(1) == 1).all()):
+            continue
+        axes, flipped, first = np.abs(turn).argmax(1), turn.sum(1) < 0, np.rint(steps[:3, 3])
+        size = np.array(own)[axes]
+        start = (first - np.where(flipped, size - 1, 0)).astype(int)
+        exact = np.eye(4)
+        exact[:3, :3], exact[:3, 3] = turn, first
+        if not _same_affine(onto @ exact, affine) or (start < 0).any() or (start + size > shape).any():
+            continue
+        flips = tuple(slice(None, None, -1 if flip else 1) for flip in flipped)
+        part = stored.values.transpose(*axes, *range(3, stored.values.ndim))[flips]
+        values = np.empty((*shape, *part.shape[3:]), part.dtype, order="F")
+        values[...] = stored.empty
+        values[tuple(slice(at, at + n) for at, n in zip(start, size, strict=True))] = part
+        return replace(stored, values=values, geometry=Geometry((onto,), there.zooms[:3], there.bare), empty=None)
+    return stored
 
 
 def _first_fit(prediction: StoredArray, target: Reading, *, alone: bool) -> tuple[NDArray[Any], str | None] | None:
@@ -253,7 +312,12 @@ def _doubt(reading: Reading, target: Reading) -> str | None:
 def _candidates(prediction: StoredArray, target: Reading, *, alone: bool) -> Iterator[Reading]:
     arrays = prediction.geometry is None or target.geometry is None
     like_nnunet = prediction.key in NNUNET_KEYS and target.geometry is not None
-    for reading in _readings(prediction, reverse=arrays, like_nnunet=like_nnunet):
+    across = (prediction.picture and target.geometry is not None) or (
+        target.picture and prediction.geometry is not None
+    )
+    if target.picture and prediction.geometry is None:
+        prediction = _flat(prediction)
+    for reading in _readings(prediction, reverse=arrays, like_nnunet=like_nnunet, reversed_first=across):
         if not alone or reading.values.shape[0] == 1:
             yield _with_own_zooms(reading, target) if reading.classes_first else reading
 

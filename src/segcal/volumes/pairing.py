@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from segcal.errors import FileError
-from segcal.volumes.arrays import stem_of
+from segcal.volumes.arrays import DICOM, NUMPY, PICTURES, stem_of
 from segcal.volumes.averaging import PLAIN, Averaging
 
 _LABEL_WORDS = "gt|seg|label|labels|mask|segmentation"
@@ -135,7 +135,7 @@ class Claim:
 def pair_cases(predictions: Path, labels: Path) -> Pairing:
     """Cases that both folders have, and what could not be paired.
 
-    A file's name is its stem (the name without .nii.gz, .nii, .npz, .npy), or its stem without one known ending:
+    A file's name is its stem (the name without .nii.gz or another ending), or its stem without one known ending:
     `_gt`, `_seg`, `_label`, `_labels`, `_mask`, `_segmentation` for labels; `_prob`, `_softmax`, `_logits` and the
     like, then `_seg`, `_pred`, `_trans` and the like for predictions; `-` serves as well as `_`. A file that is
     nothing but such a word, or alone in a case folder, goes by the folder's name. Whole stems are matched first, then
@@ -317,7 +317,12 @@ def _is_word(stem: str, words: str) -> bool:
 
 def is_array(path: Path) -> bool:
     """Whether the file is of numpy, which does not say where the voxels lie."""
-    return path.suffix.lower() in (".npz", ".npy")
+    return path.suffix.lower() in NUMPY
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the file is a PNG or TIFF image, which does not say where its pixels lie either."""
+    return path.suffix.lower() in PICTURES
 
 
 def name_of_prediction(path: Path) -> str:
@@ -334,7 +339,8 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
     """Files in our formats with their stems, by folder: the root and its subfolders, or what lies one level deeper.
 
     Hidden ones are left out, and copies of label maps that nnU-Net makes beside its folds. Links are followed, but no
-    folder is entered twice. A link to nothing is a file here, so that whoever opens it fails.
+    folder is entered twice. A link to nothing is a file here, so that whoever opens it fails. Pictures and DICOM files
+    count where there is nothing else: beside volumes they are figures, and the images that were segmented.
     """
     found: dict[Path, dict[Path, str]] = {}
     level, seen = [root], set()
@@ -356,7 +362,16 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
             level = deeper
     except OSError as error:
         raise FileError(f"{root} and the folders in it must be readable; {error}.") from error
-    return found
+    volumes = {
+        folder: {path: stem for path, stem in stems.items() if not _may_be_else(path)}
+        for folder, stems in found.items()
+    }
+    return {folder: stems for folder, stems in volumes.items() if stems} or found
+
+
+def _may_be_else(path: Path) -> bool:
+    """Whether files of this format are often neither labels nor predictions."""
+    return path.suffix.lower() in (*PICTURES, *DICOM)
 
 
 def _looked_at(folder: Path) -> list[Path]:

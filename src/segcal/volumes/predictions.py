@@ -40,7 +40,7 @@ from segcal.volumes.cases import (
 )
 from segcal.volumes.finding import PredictionFiles, places
 from segcal.volumes.grids import Grid, arrange, fit
-from segcal.volumes.pairing import is_array
+from segcal.volumes.pairing import is_array, is_picture
 from segcal.volumes.steps import StoredAs, in_steps
 from segcal.volumes.writing import (
     FLOAT32,
@@ -52,6 +52,7 @@ from segcal.volumes.writing import (
     write_like,
     write_maps,
     write_npy,
+    write_picture,
 )
 
 _WHOLE = (slice(None),) * 3
@@ -147,10 +148,10 @@ class Prediction:
         return found
 
     def write_labels(self, labels: NDArray[Any], target: Path) -> None:
-        """Write labels (x, y, z), or masks (channel, x, y, z), as the image or array that `target` is named.
+        """Write labels (x, y, z), or masks (channel, x, y, z), as the image, picture or array that `target` is named.
 
-        An image has the header of the prediction's, or of the reference beside an array. An array has the axes of
-        space as the prediction has them, below that of the channels.
+        An image has the header of the prediction's, or of the reference beside an array. An array and a picture have
+        the axes of space as the prediction has them, below that of the channels.
         """
         with writing(target.parent):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +162,10 @@ class Prediction:
                 labels = np.moveaxis(labels.T, -1, 0) if masks else labels.T
             with new_file(target) as file:
                 write_npy(file, np.ascontiguousarray(labels))
+            return
+        if is_picture(target):
+            with _naming(self.name), new_file(target) as file:
+                write_picture(file, target, labels[..., 0] if flat else labels)
             return
         like = self._image_beside() if is_array(self._files[0]) else self._files[0]
         labels = labels[..., 0] if flat and not masks else labels
@@ -187,12 +192,18 @@ class Prediction:
         arrays become NIfTI images (x, y, z, class) with the header of the reference, of float32 if no type is given.
         Nobody ever sees a part of a file.
         """
+        if nifti and is_picture(self._files[0]):
+            raise FileError(
+                f"{self.name}: a NIfTI image must say where its voxels lie; {self._files[0].name} does not. Leave out "
+                f"--nifti."
+            )
         targets = self._targets(folder, root, nifti=nifti)
         reference = self._image_beside() if nifti and is_array(self._files[0]) else None
         sources = self._sources()
         own = [own_form(source) for source in sources]
-        if dtype is not None or reference is not None:
-            told = reference is not None or not is_array(self._files[0])
+        converted = any(one.suffix != other.suffix for one, other in zip(targets, self._files, strict=True))
+        if dtype is not None or converted:
+            told = not (is_array(targets[0]) or is_picture(targets[0]))
             forms = [form_of(dtype or "float32", told=told)] * len(own)
         else:
             forms = [Form(form.dtype) if form.dtype.kind == "f" else form for form in own]
@@ -312,7 +323,7 @@ class Prediction:
         """The label map beside an array, which says where its voxels lie."""
         reference = self._given.reference
         if reference is None or self.grid.spacing_mm is None:
-            came = "there is none" if reference is None else f"{reference.name} has another shape"
+            came = "there is none" if reference is None else f"{reference.name} has another shape, or is a picture"
             raise FileError(
                 f"{self.name}: a NIfTI image needs a label map of the same name and shape beside the array, which says "
                 f"where the voxels lie, as nnU-Net writes it; {came}."

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
+from nibabel.nifti1 import Nifti1Header
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from segcal.errors import FileError
-from segcal.volumes.arrays import StoredArray, gzip_into, read_nifti_start
+from segcal.volumes.arrays import NIFTI, PICTURES, Geometry, StoredArray, gzip_into, read_array, read_nifti_start
 from segcal.volumes.cases import Source
+from segcal.volumes.pictures import write_png, write_tiff
 from segcal.volumes.steps import STEPS, StoredAs
 
 _PIECE_BYTES = 1 << 20
@@ -74,7 +76,8 @@ def form_of(dtype: StoredAs, *, told: bool) -> Form:
 def own_form(source: Source) -> Form:
     stored = source.stored
     slope = stored.slope if stored.scaled else 1 / source.full_scale
-    return Form(stored.values.dtype, slope, stored.inter, source.full_scale)
+    full_scale = round(1 / slope) if stored.picture and stored.scaled else source.full_scale  # a mask has no header
+    return Form(stored.values.dtype, slope, stored.inter, full_scale)
 
 
 def room_for(stored: StoredArray, form: Form) -> StoredArray:
@@ -98,9 +101,16 @@ def fill(view: NDArray[Any], values: NDArray[Any], form: Form) -> None:
 
 
 def write_like(file: BinaryIO, source: Path, new: StoredArray, form: Form | None) -> None:
-    """Write the new array as the source has its own; `form`, if the header must tell another one."""
-    if new.geometry is not None:
+    """Write the new array as the source has its own; `form`, if the header must tell another one.
+
+    NRRD, MetaImage and DICOM files become NIfTI, PNG becomes .npy.
+    """
+    if new.geometry is not None and source.name.lower().endswith(NIFTI):
         _write_nifti(file, source, new.values, form)
+    elif new.geometry is not None:
+        write_maps(file, source, np.ascontiguousarray(new.values.T), slope=form.slope if form else 1)
+    elif source.suffix.lower() in PICTURES[1:]:
+        write_tiff(file, new.values)
     elif new.key is not None:
         _write_npz(file, source, f"{new.key}.npy", new.values)
     else:
@@ -129,7 +139,7 @@ def write_maps(
 
     The image has their type; what they mean is `slope` times as much.
     """
-    header, _, _ = read_nifti_start(reference)
+    header = header_like(reference)
     header.set_data_shape(values.T.shape)
     header.set_data_dtype(values.dtype)
     header["pixdim"][4], header["scl_slope"], header["scl_inter"] = 1, slope, 0
@@ -139,6 +149,42 @@ def write_maps(
     with gzip_into(file) if compressed else nullcontext(file) as stream:
         stream.write(header.binaryblock + bytes(4))  # no extensions
         _write_numbers(stream, values.astype(header.get_data_dtype(), copy=False))
+
+
+def header_like(path: Path) -> Any:
+    """The header of a NIfTI image, or a new one that tells the place of another."""
+    if path.name.lower().endswith(NIFTI):
+        return read_nifti_start(path)[0]
+    geometry = read_array(path, peek=True).geometry
+    assert geometry is not None  # pictures and arrays have other labels and maps
+    return new_header(geometry)
+
+
+def new_header(geometry: Geometry) -> Any:
+    """A NIfTI header for this place, in millimetres; one that does not know its place says nothing of it."""
+    kind: Any = Nifti1Header  # nibabel has no types
+    header = kind()
+    header.set_data_shape((1, 1, 1))
+    if geometry.affines:
+        header.set_sform(geometry.affines[0], code=1)
+        header.set_qform(geometry.affines[0], code=1, strip_shears=True)
+    header["pixdim"][1:4] = (*geometry.zooms, 1.0, 1.0)[:3]
+    header.set_xyzt_units("mm")
+    return header
+
+
+def write_picture(file: BinaryIO, path: Path, values: NDArray[Any]) -> None:
+    """Labels (y, x) as the PNG or TIFF image that the path names; those of several planes as pages of a TIFF image."""
+    numbers = values.astype(np.uint8 if values.max() < 256 else np.uint16)
+    if path.suffix.lower() != ".png":
+        write_tiff(file, numbers)
+    elif numbers.ndim > 2 and len(numbers) > 1:
+        raise FileError(
+            f"{path.name} must have one number a pixel, for it is a PNG; there are {len(numbers)} masks, which may "
+            f"overlap. Give the predictions as TIFF or .npy files."
+        )
+    else:
+        write_png(file, numbers.reshape(numbers.shape[-2:]))
 
 
 def write_npy(file: BinaryIO, values: NDArray[Any]) -> None:
