@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from segcal.evaluation.evaluation import Evaluation
     from segcal.evaluation.options import ReadOptions
     from segcal.evaluation.outcome import Outcome
+    from segcal.lesions.cohort import evaluate_lesions
     from segcal.losses import ACELoss, LossTerms, SegmentationLoss
     from segcal.metrics import ace, ece, equal_mass, mce, micro, occupied, overconfidence, signed_gap, underconfidence
     from segcal.plots import write_figures
@@ -75,6 +76,7 @@ _HOME = {
     "ReadOptions": "evaluation.options",
     "Outcome": "evaluation.outcome",
     "evaluate": "evaluation.cohort",
+    "evaluate_lesions": "lesions.cohort",
     "Comparison": "comparison.comparison",
     "compare": "comparison.comparison",
     "write_figures": "plots",
@@ -142,6 +144,7 @@ __all__ = [
     "ece",
     "equal_mass",
     "evaluate",
+    "evaluate_lesions",
     "expected_dice",
     "fit_calibrator",
     "fit_quality",

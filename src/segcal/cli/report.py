@@ -15,7 +15,7 @@ from segcal.cli.shown import refusing, say
 
 if TYPE_CHECKING:
     from segcal.evaluation.evaluation import Evaluation
-    from segcal.report import ReportMap
+    from segcal.report import ReportMap, ReportSection
     from segcal.viewer import ViewedCase
 
 SLICE = ", slice of the largest disagreement"
@@ -46,6 +46,10 @@ def report(
         int | None,
         typer.Option(min=1, help=f"Number of cases shown as pictures. Default: {WORST} without --cases, none with it."),
     ] = None,
+    lesions: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]DIR", help="A folder of `segcal lesions` to show; may be repeated."),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Write one self-contained HTML page: summary, tables, diagrams, every case, provenance."""
@@ -66,9 +70,24 @@ def report(
             title=title,
             maps=_maps(found, folders, labels, images, pictures) if pictures is not None else [],
             cases=viewed,
+            sections=_sections(found, lesions or []),
             seed=seed,
         )
     say(f"report: {out}")
+
+
+def _sections(found: Mapping[str, Evaluation], lesions: Sequence[str]) -> list[ReportSection]:
+    """What is shown beyond the evaluations themselves."""
+    sections = []
+    if lesions:
+        from segcal.lesions.results import read_lesions
+        from segcal.report.lesions import lesion_section
+
+        names = list(found) if len(found) == len(lesions) else [Path(folder).name for folder in lesions]
+        told = [text.partition("=") if not Path(text).exists() else ("", "", text) for text in lesions]
+        summaries = {name or names[i]: read_lesions(folder or name) for i, (name, _, folder) in enumerate(told)}
+        sections.append(lesion_section(summaries))
+    return sections
 
 
 def _folders(

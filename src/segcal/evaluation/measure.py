@@ -41,10 +41,7 @@ def measure_case(
     files: CaseFiles, options: Options, *, threads: int | None = None, calibrator: Calibrator | None = None
 ) -> Measured:
     """The sums of one case, read slab by slab, through the calibrator given or that of the options."""
-    if calibrator is None and options.calibrator is not None:
-        from segcal.evaluation.calibrated import loaded
-
-        calibrator = loaded(options.calibrator, options.calibrator_fingerprint)
+    calibrator = calibrator or calibrator_of(options)
     with open_case(files, ignored=options.ignore_index) as case:
         doubts = case.grid.doubts
         if options.strict_grid and doubts:
@@ -71,6 +68,24 @@ def measure_case(
         return Measured(sums, doubts)
     mean, each, votes = raters.of_case(sums)
     return Measured(mean, doubts, {f"raters/{rater}": own for rater, own in each.items()}, votes)
+
+
+def calibrator_of(options: Options) -> Calibrator | None:
+    """The calibrator of the options, if they have one; torch, which it brings, takes seconds."""
+    if options.calibrator is None:
+        return None
+    from segcal.evaluation.calibrated import loaded
+
+    return loaded(options.calibrator, options.calibrator_fingerprint)
+
+
+def open_slabs(case: Case, options: Options) -> tuple[Iterator[tuple[Array, Array, Array | None]], bool]:
+    """What is measured of a case, slab by slab; and whether it comes along the axes of the grid, in place of as stored.
+
+    Values (class, voxel) are as the calibrator of the options makes them; then labels, and what decisions are taken on.
+    """
+    calibrator = calibrator_of(options)
+    return _slabs(case, options, calibrator), calibrator is not None and calibrator.spatial
 
 
 def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Iterator[tuple[Array, Array, Array | None]]:

@@ -220,6 +220,13 @@ class Case:
         probabilities, labels = self._block([view[(slice(None), *box)] for view in self._views()])
         return probabilities.copy(), labels
 
+    def on_grid(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """(channel, voxel) rows in the order of slabs, as (channel, x, y, z) along the axes of the grid."""
+        found = np.empty((len(rows), *self.shape), rows.dtype)
+        turned = in_stored_order(found, *self._views())[0]
+        np.copyto(turned, rows.reshape(turned.shape))
+        return found
+
     def _views(self) -> list[NDArray[Any]]:
         """Of labels and predictions, all on the grid."""
         if not self._labels:
