@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from segcal.evaluation.accumulator import EvaluationAccumulator
     from segcal.evaluation.cohort import evaluate
     from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.groups import GroupComparison, compare_groups
     from segcal.evaluation.options import ReadOptions
     from segcal.evaluation.outcome import Outcome
     from segcal.lesions.cohort import evaluate_lesions
@@ -76,6 +77,8 @@ _HOME = {
     "ReadOptions": "evaluation.options",
     "Outcome": "evaluation.outcome",
     "evaluate": "evaluation.cohort",
+    "GroupComparison": "evaluation.groups",
+    "compare_groups": "evaluation.groups",
     "evaluate_lesions": "lesions.cohort",
     "Comparison": "comparison.comparison",
     "compare": "comparison.comparison",
@@ -115,6 +118,7 @@ __all__ = [
     "EvaluationAccumulator",
     "FileError",
     "GridError",
+    "GroupComparison",
     "LabelError",
     "LossTerms",
     "Outcome",
@@ -139,6 +143,7 @@ __all__ = [
     "brier",
     "build_report",
     "compare",
+    "compare_groups",
     "decide",
     "dice",
     "ece",

@@ -16,6 +16,7 @@ from segcal.cli.options import (
     IgnoreIndex,
     Mean,
     Member,
+    Patients,
     Regions,
     Sigmoid,
     StrictGrid,
@@ -56,6 +57,11 @@ def evaluate(
     calibrator: Annotated[
         Path | None, typer.Option(help="Measures the calibrated maps, for example calibrator.json; stores no map.")
     ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(metavar="CSV", help="Report groups of cases, too: a first column case or patient, attributes."),
+    ] = None,
+    patients: Patients = None,
     logits: Annotated[bool, typer.Option("--logits", help="The maps are logits.")] = False,
     sigmoid: Sigmoid = False,
     ignore_index: IgnoreIndex = None,
@@ -85,6 +91,8 @@ def evaluate(
             bins=bins,
             background=background,
             calibrator=calibrator,
+            groups=groups,
+            patients=patients,
             workers=workers,
             executor=dask_cluster(dask),
             progress=advance,
@@ -106,6 +114,10 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
             with one_torch_thread():
                 _show_summary(outcome.measured if background else outcome.measured.foreground(), background=background)
                 _show_raters(out)
+            if outcome.groups is not None:
+                from segcal.evaluation.group_tables import group_notes, group_table
+
+                show_tables([group_table(outcome.groups)], group_notes(outcome.groups))
     number = len(outcome.measured.cases) if outcome.measured is not None else 0
     say(f"{counted(number, 'case')} evaluated, {len(outcome.failures)} failed; results: {out}")
     if outcome.failures:

@@ -46,6 +46,9 @@ def report(
         int | None,
         typer.Option(min=1, help=f"Number of cases shown as pictures. Default: {WORST} without --cases, none with it."),
     ] = None,
+    groups: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Groups of cases: a first column case or patient, attributes.")
+    ] = None,
     lesions: Annotated[
         list[str] | None,
         typer.Option(metavar="[NAME=]DIR", help="A folder of `segcal lesions` to show; may be repeated."),
@@ -70,15 +73,25 @@ def report(
             title=title,
             maps=_maps(found, folders, labels, images, pictures) if pictures is not None else [],
             cases=viewed,
-            sections=_sections(found, lesions or []),
+            sections=_sections(found, groups, lesions or [], patients=patients, seed=seed),
             seed=seed,
         )
     say(f"report: {out}")
 
 
-def _sections(found: Mapping[str, Evaluation], lesions: Sequence[str]) -> list[ReportSection]:
+def _sections(
+    found: Mapping[str, Evaluation], groups: Path | None, lesions: Sequence[str], *, patients: str | None, seed: int
+) -> list[ReportSection]:
     """What is shown beyond the evaluations themselves."""
     sections = []
+    if groups is not None:
+        from segcal import compare_groups
+        from segcal.report.groups import group_section
+
+        compared = {
+            method: compare_groups(part, groups, patients=patients, seed=seed) for method, part in found.items()
+        }
+        sections.append(group_section(compared))
     if lesions:
         from segcal.lesions.results import read_lesions
         from segcal.report.lesions import lesion_section

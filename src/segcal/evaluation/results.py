@@ -36,6 +36,8 @@ RESULTS = (
     "failures.csv",
     "raters.csv",
     "raters_summary.csv",
+    "group_summary.csv",
+    "group_gaps.csv",
 )
 
 
