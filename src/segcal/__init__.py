@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from segcal.evaluation.accumulator import EvaluationAccumulator
     from segcal.evaluation.cohort import evaluate
     from segcal.evaluation.evaluation import Evaluation
-    from segcal.evaluation.groups import GroupComparison, compare_groups
+    from segcal.evaluation.groups import compare_groups
     from segcal.evaluation.options import ReadOptions
     from segcal.evaluation.outcome import Outcome
     from segcal.lesions.cohort import evaluate_lesions
@@ -77,7 +77,6 @@ _HOME = {
     "ReadOptions": "evaluation.options",
     "Outcome": "evaluation.outcome",
     "evaluate": "evaluation.cohort",
-    "GroupComparison": "evaluation.groups",
     "compare_groups": "evaluation.groups",
     "evaluate_lesions": "lesions.cohort",
     "Comparison": "comparison.comparison",
@@ -118,7 +117,6 @@ __all__ = [
     "EvaluationAccumulator",
     "FileError",
     "GridError",
-    "GroupComparison",
     "LabelError",
     "LossTerms",
     "Outcome",

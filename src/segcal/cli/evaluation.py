@@ -21,6 +21,7 @@ from segcal.cli.options import (
     Sigmoid,
     StrictGrid,
     dask_cluster,
+    numbers_of,
     read_options,
 )
 from segcal.cli.orderly import Verb
@@ -62,6 +63,10 @@ def evaluate(
         typer.Option(metavar="CSV", help="Report groups of cases, too: a first column case or patient, attributes."),
     ] = None,
     patients: Patients = None,
+    bands: Annotated[
+        str | None,
+        typer.Option(metavar="MM,MM", help="Report bands by distance to the true boundary, too, as 2,5."),
+    ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="The maps are logits.")] = False,
     sigmoid: Sigmoid = False,
     ignore_index: IgnoreIndex = None,
@@ -93,6 +98,7 @@ def evaluate(
             calibrator=calibrator,
             groups=groups,
             patients=patients,
+            bands=() if bands is None else numbers_of("--bands", bands),
             workers=workers,
             executor=dask_cluster(dask),
             progress=advance,
@@ -114,6 +120,10 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
             with one_torch_thread():
                 _show_summary(outcome.measured if background else outcome.measured.foreground(), background=background)
                 _show_raters(out)
+            if any(name.startswith("bands/") for name in outcome.facets):
+                from segcal.evaluation.band_tables import NOTE, band_rows, band_table
+
+                show_tables([band_table(band_rows(outcome.facets, background=background))], [NOTE])
             if outcome.groups is not None:
                 from segcal.evaluation.group_tables import group_notes, group_table
 

@@ -19,6 +19,7 @@ from segcal.cli.options import (
     Sigmoid,
     StrictGrid,
     dask_cluster,
+    numbers_of,
     read_options,
 )
 from segcal.cli.orderly import Verb
@@ -81,7 +82,7 @@ def lesions(
                 out,
                 rules=rules,
                 classes=class_name or (),
-                sizes=None if sizes is None else _numbers(sizes),
+                sizes=None if sizes is None else numbers_of("--sizes", sizes),
                 bins=bins,
                 options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
                 calibrator=calibrator,
@@ -96,15 +97,6 @@ def lesions(
 
             write_lesion_figures(outcome.summary, out, formats=kinds)
     _show(outcome, out, as_json=as_json)
-
-
-def _numbers(text: str) -> list[float]:
-    from segcal.errors import ConfigError
-
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--sizes must be numbers between commas, as 10,100; got {text!r}.") from None
 
 
 def _show(outcome: LesionOutcome, out: Path, *, as_json: bool) -> None:

@@ -49,6 +49,9 @@ def report(
     groups: Annotated[
         Path | None, typer.Option(metavar="CSV", help="Groups of cases: a first column case or patient, attributes.")
     ] = None,
+    bands: Annotated[
+        bool, typer.Option("--bands", help="Show the bands that `evaluate --bands` wrote to the folders.")
+    ] = False,
     lesions: Annotated[
         list[str] | None,
         typer.Option(metavar="[NAME=]DIR", help="A folder of `segcal lesions` to show; may be repeated."),
@@ -73,10 +76,23 @@ def report(
             title=title,
             maps=_maps(found, folders, labels, images, pictures) if pictures is not None else [],
             cases=viewed,
-            sections=_sections(found, groups, lesions or [], patients=patients, seed=seed),
+            sections=[
+                *(_band_section(found, evaluations, patients) if bands else ()),
+                *_sections(found, groups, lesions or [], patients=patients, seed=seed),
+            ],
             seed=seed,
         )
     say(f"report: {out}")
+
+
+def _band_section(found: Mapping[str, Evaluation], sources: Sequence[str], patients: str | None) -> list[ReportSection]:
+    from segcal.evaluation.band_tables import read_bands
+    from segcal.evaluation.evaluation import named_path
+    from segcal.report.bands import band_section
+
+    folders = [path if path.is_dir() else path.parent for _, path in map(named_path, sources)]
+    methods = {method: read_bands(folder) for method, folder in zip(found, folders, strict=True)}
+    return [band_section(methods, patients=patients)]
 
 
 def _sections(

@@ -33,6 +33,7 @@ from segcal._io.jobs import (
     unchanged,
 )
 from segcal.errors import ConfigError, one_of
+from segcal.evaluation.bands import check_bands
 from segcal.evaluation.facets import all_files, are_whole, save_measured
 from segcal.evaluation.measure import Measured, measure_case
 from segcal.evaluation.naming import check_names, check_same_names, read_naming
@@ -68,6 +69,7 @@ def evaluate(
     calibrator: str | os.PathLike[str] | None = None,
     groups: str | os.PathLike[str] | None = None,
     patients: str | None = None,
+    bands: Sequence[float] = (),
     workers: int = 1,
     executor: Executor | None = None,
     progress: Progress = lambda done, total: None,
@@ -96,6 +98,8 @@ def evaluate(
     groups: A .csv file of groups of cases, as `compare_groups` takes it: group_summary.csv and group_gaps.csv have
         every metric of each group, and how far groups lie apart.
     patients: Which cases belong together, as in `compare`; for groups alone.
+    bands: Distances in mm to the true boundary of a class, as (2, 5), that divide its voxels into bands: bands.csv has
+        the errors of each, and the folders in bands/ are evaluations of their own.
     workers: Processes, each with one case at a time.
     executor: Measures cases elsewhere, in place of the workers, as `segcal.adapters.dask.DaskCluster`.
     progress: Called with the number of cases that are done, and of all.
@@ -123,6 +127,10 @@ def evaluate(
     )  # fmt: skip
     if curvas and not any(files.raters or files.rater_channels for files in pairing.cases):
         raise ConfigError("--curvas must come with the labels of several raters; there is one folder of labels.")
+    if bands:
+        if any(files.raters or files.rater_channels for files in pairing.cases):
+            raise ConfigError("--bands must come with one folder of labels; several raters draw several boundaries.")
+        meant = replace(meant, bands=check_bands(bands))
     if groups is None and patients is not None:
         raise ConfigError("--patients must come with --groups; nothing else that `evaluate` does knows of patients.")
     told = None if groups is None else _told_groups(groups, [files.name for files in pairing.cases], patients)

@@ -215,7 +215,7 @@ def compare_groups(
     background: bool = False,
     level: float = 0.95,
     resamples: int = 2000,
-    permutations: int = 5000,
+    permutations: int = 10_000,  # so that Holm's correction over 50 tests leaves ** within reach
     seed: int = 0,
 ) -> GroupComparison:
     """Every metric of every group of cases with intervals over patients, and the largest gap of each attribute.

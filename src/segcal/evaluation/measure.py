@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import NDArray
 
 from segcal.errors import GridError, ShapeError
+from segcal.evaluation.bands import BandSums
 from segcal.evaluation.doubts import HARD_DECISIONS, MEANINGS, Watch
 from segcal.evaluation.options import Options, slab_voxels
 from segcal.evaluation.rated import RaterSums, Votes
 from segcal.evaluation.sums import CaseSums
-from segcal.evaluation.voxels import measure_voxels, sums_of_case
+from segcal.evaluation.voxels import Slab, measure_voxels, sums_of_case
 from segcal.volumes import Case, CaseFiles, open_case
 
 if TYPE_CHECKING:
@@ -50,14 +51,21 @@ def measure_case(
         watch = Watch(logits=stored_logits, overlapping=options.sigmoid)
         case.watch = watch.see
         raters = RaterSums(case.raters, options, threads=threads) if case.raters else None
-        slabs = (
-            raters.slab(values, labels, ranked)
-            if raters
-            else measure_voxels(values, labels, options, ranked=ranked, threads=threads)
-            for values, labels, ranked in _slabs(case, options, calibrator)
-        )
-        shape = case.shape if calibrator is not None and calibrator.spatial else case.stored_shape
-        sums = sums_of_case(slabs, shape, voxel_ml=case.grid.voxel_ml)
+        spatial = calibrator is not None and calibrator.spatial
+        bands = BandSums(case, options, spatial=spatial, threads=threads) if options.bands else None
+
+        def measured() -> Iterator[Slab]:
+            for values, labels, ranked in _slabs(case, options, calibrator):
+                if raters is not None:
+                    yield raters.slab(values, labels, ranked)
+                    continue
+                slab = measure_voxels(values, labels, options, ranked=ranked, threads=threads)
+                if bands is not None:
+                    bands.add(values, labels, slab.decided)
+                yield slab
+
+        shape = case.shape if spatial else case.stored_shape
+        sums = sums_of_case(measured(), shape, voxel_ml=case.grid.voxel_ml)
     if sums is None or not sums.scores[2].any():
         ignored = (
             "" if options.ignore_index is None else f" whose label is not {options.ignore_index}, which is ignored"
@@ -65,7 +73,7 @@ def measure_case(
         raise ShapeError(f"the volume must have voxels{ignored}; it has none.")
     doubts = (*doubts, HARD_DECISIONS) if watch.hard else doubts
     if raters is None:
-        return Measured(sums, doubts)
+        return Measured(sums, doubts, {} if bands is None else bands.of_case(sums))
     mean, each, votes = raters.of_case(sums)
     return Measured(mean, doubts, {f"raters/{rater}": own for rater, own in each.items()}, votes)
 

@@ -227,6 +227,16 @@ class Case:
         np.copyto(turned, rows.reshape(turned.shape))
         return found
 
+    def in_slab_order(self, volumes: NDArray[Any]) -> NDArray[Any]:
+        """What `on_grid` took: (channel, x, y, z) volumes as (channel, voxel) rows in the order of slabs."""
+        return in_stored_order(volumes, *self._views())[0].reshape(len(volumes), -1)
+
+    def label_map(self) -> NDArray[Any]:
+        """All labels, those of the first rater, along the axes of the grid: (x, y, z), or (region, x, y, z)."""
+        first = self._labels[0]
+        labels = first.read(self.name, first.view)
+        return labels.reshape(*labels.shape[:-1], *self.shape)
+
     def _views(self) -> list[NDArray[Any]]:
         """Of labels and predictions, all on the grid."""
         if not self._labels:
