@@ -1,5 +1,7 @@
 """Components of hand-made volumes: sizes, centers, confidences, and which predicted ones match which true ones."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -87,6 +89,23 @@ def test_components_are_those_of_a_flood_fill(shape):
     assert sorted(found.true.voxels.tolist()) == sorted(map(len, real))
     assert sorted(found.confidence) == pytest.approx(sorted(max(predicted[v] for v in part) for part in own))
     assert found.pairs.shape[1] == sum(bool(a & b) for a in own for b in real)
+
+
+def test_cc3d_and_scipy_find_the_same(monkeypatch):
+    pytest.importorskip("cc3d")
+    generator = np.random.default_rng(2)
+    predicted, true = generator.random((20, 18, 9)), generator.random((20, 18, 9)) < 0.1
+    for connectivity in (6, 18, 26):
+        rules = Rules(threshold=0.85, connectivity=connectivity)
+        fast = match_components(predicted, true, rules)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "cc3d", None)
+            slow = match_components(predicted, true, rules)
+        for one, other in ((fast.predicted, slow.predicted), (fast.true, slow.true)):
+            assert np.array_equal(one.voxels, other.voxels)
+            assert np.array_equal(one.center, other.center)
+        assert np.array_equal(fast.confidence, slow.confidence)
+        assert np.array_equal(fast.pairs, slow.pairs)
 
 
 def flood(mask):

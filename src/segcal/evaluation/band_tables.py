@@ -19,7 +19,7 @@ FILE = "bands.csv"
 NOTE = (
     "Distance: from the center of a voxel to the nearest center of a voxel on the other side of the class's true "
     "boundary. Confidence and frequency are over all voxels of the band, errors of pooled bins. Inside, every label is "
-    "1, and outside 0: there, the gap tells how sure the network is; calibration shows in both sides together."
+    "1, and outside 0: there, only the mean gap (ECE) tells anything; calibration shows in both sides together."
 )
 
 
@@ -105,7 +105,9 @@ def band_table(rows: Iterable[BandRow]) -> Table:
     cells = []
     for label in dict.fromkeys(row.class_name for row in rows):
         for i, row in enumerate(row for row in rows if row.class_name == label):
-            numbers = (row.confidence, row.frequency, row.ace, row.ece, row.mce, row.macro_ace)
+            of_both = row.side == "both"  # on one side every bin's gap is its distance from 0 or 1
+            errors = (row.ace, row.ece, row.mce, row.macro_ace) if of_both else (math.nan, row.ece, math.nan, math.nan)
+            numbers = (row.confidence, row.frequency, *errors)
             values = (Cell("-" if math.isnan(x) else f"{x:.4f}") for x in numbers)
             cells.append(
                 (

@@ -96,24 +96,27 @@ def match_components(probabilities: Array, truth: Array, rules: Rules, *, least_
     """Components of the probabilities that reach the threshold, those of the truth, and which of them match.
 
     Components below `least_voxels` are left out on both sides. So is a predicted one that overlaps no true one but
-    such: it is neither right nor wrong.
+    such: it is neither right nor wrong. They come in the order of their centers.
     """
     from scipy import ndimage
 
-    structure = ndimage.generate_binary_structure(truth.ndim, CONNECTIVITIES[rules.connectivity])
     mask = probabilities >= rules.threshold
     found = ndimage.find_objects((mask | (truth != 0)).view(np.uint8))
     if not found:
         nothing = Components(np.zeros(0, np.int64), np.zeros((0, truth.ndim)))
         return Matched(nothing, nothing, np.zeros(0), np.zeros((2, 0), np.int64))
     box = found[0]  # lesions fill a small part of a volume
-    predicted, number = ndimage.label(mask[box], structure)
-    true, true_number = ndimage.label(truth[box], structure)
+    predicted, number = label_components(mask[box], rules.connectivity)
+    true, true_number = label_components(truth[box] != 0, rules.connectivity)
     corner = np.array([side.start for side in box])
-    own, real = _components(predicted, number, corner), _components(true, true_number, corner)
-    confidence = _confidences(probabilities[box], predicted, number, rules.confidence)
+    (own, places), (real, real_places) = (
+        _components(*labeled, corner) for labeled in ((predicted, number), (true, true_number))
+    )
+    confidence = np.empty(number)
+    confidence[places] = _confidences(probabilities[box], predicted, number, rules.confidence)
     both = (predicted > 0) & (true > 0)
-    shared, voxels = np.unique(np.array([predicted[both], true[both]]) - 1, axis=1, return_counts=True)
+    pairs = np.array([places[predicted[both] - 1], real_places[true[both] - 1]])
+    shared, voxels = np.unique(pairs, axis=1, return_counts=True)
     large, real_large = own.voxels >= least_voxels, real.voxels >= least_voxels
     touches, touches_large = np.zeros(number, bool), np.zeros(number, bool)
     touches[shared[0]] = True
@@ -121,22 +124,41 @@ def match_components(probabilities: Array, truth: Array, rules: Rules, *, least_
     large &= touches_large | ~touches
     union = own.voxels[shared[0]] + real.voxels[shared[1]] - voxels
     match = (voxels >= rules.overlap * union) & large[shared[0]] & real_large[shared[1]]
-    places, real_places = np.cumsum(large) - 1, np.cumsum(real_large) - 1
+    left, real_left = np.cumsum(large) - 1, np.cumsum(real_large) - 1
     return Matched(
         Components(own.voxels[large], own.center[large]),
         Components(real.voxels[real_large], real.center[real_large]),
         confidence[large],
-        np.array([places[shared[0][match]], real_places[shared[1][match]]]),
+        np.array([left[shared[0][match]], real_left[shared[1][match]]]),
     )
 
 
-def _components(labels: Array, number: int, corner: Array) -> Components:
-    """Of numbered voxels in a box with this corner."""
+def label_components(mask: Array, connectivity: int) -> tuple[Array, int]:
+    """The number of each voxel's component, from 1 on, 0 outside; and how many there are.
+
+    By cc3d where it is installed (`segcal[lesions]`), in a third to an eighth of scipy's time; numbers may differ.
+    """
+    try:
+        import cc3d
+    except ImportError:
+        from scipy import ndimage
+
+        labels, number = ndimage.label(mask, ndimage.generate_binary_structure(mask.ndim, CONNECTIVITIES[connectivity]))
+    else:
+        labels, number = cc3d.connected_components(np.ascontiguousarray(mask), connectivity=connectivity, return_N=True)
+    return labels, int(number)
+
+
+def _components(labels: Array, number: int, corner: Array) -> tuple[Components, Array]:
+    """Of numbered voxels in a box with this corner, in the order of their centers; and the place of each number."""
     where = np.nonzero(labels)
     names = labels[where]
     voxels = np.bincount(names, minlength=number + 1)[1:]
-    center = [np.bincount(names, axis, minlength=number + 1)[1:] / voxels for axis in where]
-    return Components(voxels, np.stack(center, 1) + corner if number else np.zeros((0, labels.ndim)))
+    center = np.stack([np.bincount(names, axis, minlength=number + 1)[1:] / voxels for axis in where], 1) + corner
+    order = np.lexsort((voxels, *center.T[::-1]))
+    places = np.empty(number, np.int64)
+    places[order] = np.arange(number)
+    return Components(voxels[order], center[order]), places
 
 
 def _confidences(probabilities: Array, labels: Array, number: int, kind: Confidence) -> Array:
