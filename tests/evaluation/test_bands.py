@@ -130,6 +130,21 @@ def test_the_numbers_of_a_band_are_those_of_its_voxels(tmp_path):
     assert row.mce == pytest.approx(max(gaps))
 
 
+def test_of_two_classes_each_is_the_other_ones_outside(tmp_path):
+    probabilities, labels = make_case(3, classes=2)
+    save(tmp_path / "P" / "case_0.nii.gz", probabilities)
+    save(tmp_path / "L" / "case_0.nii.gz", labels)
+    outcome = evaluate(tmp_path / "P", tmp_path / "L", tmp_path / "out", bands=(2, 5), background=True)
+    voxels = {(r.class_name, r.side, r.band): r.voxels for r in band_rows(outcome.facets, background=True)}
+    for c in (0, 1):
+        own = labels == c
+        codes = brute_force(own, ~own, (1.0, 1.0, 2.5), LIMITS)
+        for code, (side, band) in enumerate(
+            (s, b) for s in ("inside", "outside") for b in ("0-2mm", "2-5mm", "beyond-5mm")
+        ):
+            assert voxels[f"class {c}", side, band] == (codes == code).sum()
+
+
 def test_an_absent_class_is_far_outside(tmp_path):
     labels = np.zeros(SHAPE, np.uint8)
     save(tmp_path / "L" / "case_0.nii.gz", labels)

@@ -123,8 +123,12 @@ class BandSums:
         truth[:, known] = self._truth(flat[..., known], case.classes)
         spacing = (*(case.grid.spacing_mm or ()), 1.0, 1.0)[:3]
         codes = np.empty((len(truth), *case.shape), np.int8)
-        for c, row in enumerate(truth):
+        for c, row in reversed(list(enumerate(truth))):
             own = row.reshape(case.shape) == 1
+            if c == 0 and len(truth) == 2 and np.array_equal(row[known], 1 - truth[1, known]):
+                bands = len(self._options.bands) + 1
+                codes[0] = (codes[1] + bands) % (2 * bands)  # one boundary, seen from the other side
+                continue
             codes[c] = band_codes(own, known.reshape(case.shape) & ~own, spacing, self._options.bands)
         return codes.reshape(len(codes), -1) if spatial else case.in_slab_order(codes)
 
