@@ -88,13 +88,13 @@ def split(
     say(f"{numbers}, {len(found.test)} to test: {out}")
 
 
-@datasets.command(cls=Verb)
+@datasets.command(cls=Verb, epilog="Example: segcal datasets groups acdc data/ACDC --out groups.csv")
 def groups(
     name: Name,
     root: Root,
-    out: Annotated[Path, typer.Option("--out", help="File to write, as groups.csv.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write, for example groups.csv.")],
 ) -> None:
-    """Write the groups that a dataset's own files tell, as ACDC's pathologies, for `evaluate --groups`."""
+    """Write the groups that the files of a dataset name, for example the pathologies of ACDC."""
     with refusing():
         from collections import Counter
 

@@ -60,12 +60,12 @@ def evaluate(
     ] = None,
     groups: Annotated[
         Path | None,
-        typer.Option(metavar="CSV", help="Report groups of cases, too: a first column case or patient, attributes."),
+        typer.Option(metavar="CSV", help="Also reports groups of cases: a column case or patient, then attributes."),
     ] = None,
     patients: Patients = None,
     bands: Annotated[
         str | None,
-        typer.Option(metavar="MM,MM", help="Report bands by distance to the true boundary, too, as 2,5."),
+        typer.Option(metavar="MM,MM", help="Also reports bands by distance to the true boundary, for example 2,5."),
     ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="The maps are logits.")] = False,
     sigmoid: Sigmoid = False,

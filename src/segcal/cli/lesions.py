@@ -1,4 +1,4 @@
-"""The verb about lesions: lesions."""
+"""The command for lesions: lesions."""
 
 from __future__ import annotations
 
@@ -29,47 +29,48 @@ if TYPE_CHECKING:
     from segcal.lesions.results import LesionOutcome
 
 
-@app.command(cls=Verb)
+@app.command(cls=Verb, epilog="Example: segcal lesions maps labels --out lesions --threshold 0.3")
 def lesions(
-    predictions: Annotated[Path, typer.Argument(metavar="MAPS", help="Folder of probability maps (or one file).")],
-    labels: Annotated[Path, typer.Argument(help="Folder of label maps (or one file).")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the results; started again, it goes on there.")],
-    threshold: Annotated[float, typer.Option(help="Probability from which on a voxel belongs to a lesion.")] = 0.5,
+    predictions: Annotated[Path, typer.Argument(metavar="MAPS", help="Folder of probability maps, or one file.")],
+    labels: Annotated[Path, typer.Argument(help="Folder of label maps, or one file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results; an interrupted run resumes there.")],
+    threshold: Annotated[float, typer.Option(help="Lowest probability of a voxel of a predicted lesion.")] = 0.5,
     confidence: Annotated[
-        Literal["max", "mean"], typer.Option(help="Of a lesion: its largest or its mean probability.")
+        Literal["max", "mean"], typer.Option(help="Confidence of a lesion: its largest or its mean probability.")
     ] = "max",
     overlap: Annotated[
-        float, typer.Option(help="Intersection over union that a match needs; 0: one voxel in common.")
+        float, typer.Option(help="Lowest intersection over union of a match; 0 means one shared voxel.")
     ] = 0.0,
-    connectivity: Annotated[int, typer.Option(help="Neighbors of a voxel: 6, 18 or 26.")] = 26,
-    min_size: Annotated[str, typer.Option(help="Leave out smaller lesions: 5 (voxels) or 10mm3.")] = "0",
+    connectivity: Annotated[int, typer.Option(help="Connected neighbors of a voxel: 6, 18 or 26.")] = 26,
+    min_size: Annotated[str, typer.Option(help="Ignores smaller lesions, for example 5 (voxels) or 10mm3.")] = "0",
     class_name: Annotated[
-        list[str] | None, typer.Option("--class", help="Look at this class; may be repeated. Default: all.")
+        list[str] | None, typer.Option("--class", help="Measures this class; can be repeated. Default: all.")
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option(help="Limits between groups of sizes in mm3, as 10,100. Default: terciles.")
+        str | None, typer.Option(help="Limits of the size groups in mm3, for example 10,100. Default: terciles.")
     ] = None,
     bins: Annotated[
-        int | None, typer.Option(min=1, help="Bins of the confidence. Default: 5, 10 or 20, by how many lesions.")
+        int | None,
+        typer.Option(min=1, help="Number of confidence bins. Default: 5, 10 or 20, by the lesions."),
     ] = None,
-    figures: Annotated[str, typer.Option(help="Formats of figures, as png,svg,pdf; empty: none.")] = "png",
+    figures: Annotated[str, typer.Option(help="Formats of the figures, for example png,svg; empty: none.")] = "png",
     patients: Patients = None,
     calibrator: Annotated[
-        Path | None, typer.Option(help="Look at what this calibrator (.json) makes of the maps; store none.")
+        Path | None, typer.Option(help="Measures the calibrated maps, for example calibrator.json; stores no map.")
     ] = None,
     regions: Regions = None,
-    logits: Annotated[bool, typer.Option("--logits", help="The maps hold logits.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="The maps are logits.")] = False,
     sigmoid: Sigmoid = False,
     ignore_index: IgnoreIndex = None,
     class_names: ClassNames = None,
     strict_grid: StrictGrid = False,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one case at a time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     dask: Dask = None,
     seed: Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints summary.json instead of tables.")] = False,
 ) -> None:
-    """Match predicted lesions with true ones: sensitivity, false positives, FROC, and how far confidence is right."""
-    with refusing(stopped=f"What is done is kept in {out}: the same command goes on from there."):
+    """Match predicted lesions with true ones: sensitivity, false positives, FROC, reliability per lesion."""
+    with refusing(stopped=f"Finished work is kept in {out}. Run the same command again to resume."):
         import segcal
         from segcal.lesions.components import Rules
 
@@ -112,6 +113,6 @@ def _show(outcome: LesionOutcome, out: Path, *, as_json: bool) -> None:
         else:
             show_tables([lesion_table(summary), froc_table(summary)], lesion_notes(summary))
     number = 0 if summary is None else summary.cases
-    say(f"{counted(number, 'case')} looked at, {len(outcome.failures)} failed; results are in {out}")
+    say(f"{counted(number, 'case')} measured, {len(outcome.failures)} failed; results: {out}")
     if outcome.failures:
         raise typer.Exit(1)

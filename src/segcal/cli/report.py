@@ -47,14 +47,12 @@ def report(
         typer.Option(min=1, help=f"Number of cases shown as pictures. Default: {WORST} without --cases, none with it."),
     ] = None,
     groups: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="Groups of cases: a first column case or patient, attributes.")
+        Path | None, typer.Option(metavar="CSV", help="Groups of cases: first column case or patient, then attributes.")
     ] = None,
-    bands: Annotated[
-        bool, typer.Option("--bands", help="Show the bands that `evaluate --bands` wrote to the folders.")
-    ] = False,
+    bands: Annotated[bool, typer.Option("--bands", help="Shows the bands that `evaluate --bands` wrote.")] = False,
     lesions: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]DIR", help="A folder of `segcal lesions` to show; may be repeated."),
+        typer.Option(metavar="[NAME=]DIR", help="Folder of `segcal lesions` to show; can be repeated."),
     ] = None,
     seed: Seed = 0,
 ) -> None:

@@ -17,7 +17,7 @@ from segcal.plots.style import PAGE_IN, new_figure
 LARGEST_IN = 2.4  # width of a diagram
 
 
-def band_figure(facets: Mapping[str, Evaluation], *, patients: str | None = None, colour: str = BLUE) -> Figure:
+def band_figure(facets: Mapping[str, Evaluation], *, patients: str | None = None, color: str = BLUE) -> Figure:
     """A row for each class but the background and a column for each band, both sides together."""
     both = {name: part.foreground() for name, part in bands_of(facets).items() if side_of(name)[1] == "both"}
     first = next(iter(both.values()))
@@ -30,5 +30,5 @@ def band_figure(facets: Mapping[str, Evaluation], *, patients: str | None = None
     columns = len(both)
     width = min(PAGE_IN, LARGEST_IN * columns)
     figure = new_figure(width, 0.6 + len(first.classes) * 1.35 * width / columns)
-    reliability_grid(figure, diagrams, columns=columns, colour=colour)
+    reliability_grid(figure, diagrams, columns=columns, color=color)
     return figure

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from segcal.evaluation.columns import Column
 from segcal.evaluation.groups import GroupComparison
-from segcal.plots.colors import BLUE, GREY
+from segcal.plots.colors import BLUE, GRAY
 from segcal.plots.style import LINE_PT, PAGE_IN, TEXT_PT, add_title, literal, make_room, new_figure, plain_axes, wrap
 
 COLUMNS = (Column("dice", "macro"), Column("ace", "macro"), Column("nll", "macro"))
@@ -18,7 +18,7 @@ ROW_IN = 0.24
 
 
 def forest_figure(
-    comparison: GroupComparison, attribute: str, *, columns: Sequence[Column] = COLUMNS, colour: str = BLUE
+    comparison: GroupComparison, attribute: str, *, columns: Sequence[Column] = COLUMNS, color: str = BLUE
 ) -> Figure:
     """Of one attribute, the value of each group, all classes, with its interval; dashed: the mean over all cases."""
     groups = comparison.groups(attribute)
@@ -31,11 +31,11 @@ def forest_figure(
         cases = sum(row.cases for row in known)
         if cases:
             mean = sum(row.value * row.cases for row in known) / cases
-            ax.axvline(mean, color=GREY, linewidth=LINE_PT, linestyle=(0, (4, 3)))
+            ax.axvline(mean, color=GRAY, linewidth=LINE_PT, linestyle=(0, (4, 3)))
         for i, row in enumerate(rows):
-            ax.hlines(i, row.low, row.high, color=colour, linewidth=1.2)
-            hollow = "white" if math.isnan(row.low) else colour
-            ax.plot([row.value], [i], marker="s", markersize=4, color=colour, markerfacecolor=hollow, linestyle="none")
+            ax.hlines(i, row.low, row.high, color=color, linewidth=1.2)
+            hollow = "white" if math.isnan(row.low) else color
+            ax.plot([row.value], [i], marker="s", markersize=4, color=color, markerfacecolor=hollow, linestyle="none")
         plain_axes(ax, x=column.axis)
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.margins(x=0.12)

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from segcal.errors import one_of
 from segcal.lesions.numbers import RATES, Froc, rate_name
 from segcal.lesions.results import LesionSummary
-from segcal.plots.colors import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
+from segcal.plots.colors import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILION
 from segcal.plots.reliability import reliability_diagram, reliability_grid
 from segcal.plots.saving import FORMATS, save_figure
 from segcal.plots.style import (
@@ -31,7 +31,7 @@ from segcal.plots.style import (
     unit_axis,
 )
 
-COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE)
+COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE)
 LEAST_RATE = RATES[0] / 2  # where the axis begins, which is a logarithm
 MOST_COLUMNS = 4
 
@@ -44,17 +44,17 @@ def froc_curves(
     The curve is a step: a cut of the confidence either keeps to a rate or does not.
     """
     for i, (name, curve) in enumerate(curves.items()):
-        colour = COLOURS[i % len(COLOURS)]
+        color = COLORS[i % len(COLORS)]
         beyond = max([2 * RATES[-1], *curve.false_positives[-1:]])  # nothing more is found there
         x = np.concatenate([[0.0], curve.false_positives, [beyond]])
         y = np.concatenate([[0.0], curve.sensitivity, curve.sensitivity[-1:] if len(curve.sensitivity) else [0.0]])
         last = np.append(x[1:] != x[:-1], True)  # of cuts with the same false positives, the one that finds most
-        ax.step(x[last].clip(LEAST_RATE / 2), y[last], where="post", color=colour, linewidth=1.2)
+        ax.step(x[last].clip(LEAST_RATE / 2), y[last], where="post", color=color, linewidth=1.2)
         rates = marked[name]
         value, low, high = np.array(list(rates.values())).T
-        ax.vlines(list(rates), low, high, color=colour, linewidth=1.0, zorder=3)
+        ax.vlines(list(rates), low, high, color=color, linewidth=1.0, zorder=3)
         ax.plot(
-            list(rates), value, color=colour, marker=MARKERS[i % len(MARKERS)], markersize=3.5, linestyle="none",
+            list(rates), value, color=color, marker=MARKERS[i % len(MARKERS)], markersize=3.5, linestyle="none",
             markeredgecolor="white", markeredgewidth=0.3, zorder=4,
         )  # fmt: skip
     plain_axes(ax, x="false positives per case", y="sensitivity")
@@ -62,7 +62,7 @@ def froc_curves(
     ax.set_xticks(RATES, labels=[rate_name(rate).removeprefix("sensitivity_at_") for rate in RATES])
     ax.xaxis.set_minor_locator(NullLocator())
     unit_axis(ax.yaxis)
-    ax.grid(axis="y", color=GREY, alpha=0.25, linewidth=LINE_PT)
+    ax.grid(axis="y", color=GRAY, alpha=0.25, linewidth=LINE_PT)
     ax.set(xlim=(LEAST_RATE, 1.5 * RATES[-1]), ylim=(0, 1.02))
 
 
@@ -77,7 +77,7 @@ def froc_figure(summary: LesionSummary) -> Figure:
         marked[name] = {rate: (number.value, number.low, number.high) for rate, number in numbers.items()}
     froc_curves(ax, summary.curves, marked=marked)
     handles = [
-        Line2D([], [], color=COLOURS[i % len(COLOURS)], linewidth=1.2, marker=MARKERS[i % len(MARKERS)], markersize=3.5)
+        Line2D([], [], color=COLORS[i % len(COLORS)], linewidth=1.2, marker=MARKERS[i % len(MARKERS)], markersize=3.5)
         for i in range(len(summary.classes))
     ]
     means = {name: summary.find(name, "froc").value for name in summary.classes}
