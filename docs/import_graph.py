@@ -24,7 +24,7 @@ LAYERS = (
     ("losses", "scores", "volumes"),
     ("decisions", "calibrators", "datasets", "doctor"),
     ("evaluation",),
-    ("comparison", "training"),
+    ("comparison", "lesions", "training"),
     ("plots",),
     ("viewer", "calibration"),
     ("report",),

@@ -11,11 +11,17 @@ import torch
 from handmade import evaluation_of
 from scipy import stats as scipy_stats
 
-from segcal import Evaluation, EvaluationAccumulator, OverlapCounts, ScoreSums, bin_statistics, compare
+from segcal import Evaluation, EvaluationAccumulator, OverlapCounts, ScoreSums, bin_statistics, compare, compare_groups
 from segcal.calibrators import Temperature, make_calibrator
+from segcal.evaluation.band_tables import side_of
+from segcal.evaluation.bands import band_codes
 from segcal.evaluation.decisions import agreement_of
 from segcal.evaluation.diagrams import normalize, pareto_front, reliability, reliability_histogram
+from segcal.evaluation.groups import Groups
 from segcal.evaluation.intervals import holm
+from segcal.lesions.case import Lesion
+from segcal.lesions.components import Rules, match_components
+from segcal.lesions.numbers import groups_of, summarize
 from segcal.study.choose import Candidate, choose, parse_rule
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "numbers.md"
@@ -196,6 +202,78 @@ def of_decisions():
     yield "limits of agreement"
 
 
+def of_lesions():
+    """A row of voxels: two predicted lesions, the first over two true ones, and a true one that is missed."""
+    p, true = np.zeros((1, 20, 1)), np.zeros((1, 20, 1), np.uint8)
+    p[0, 1:5, 0], p[0, 9:11, 0] = (0.6, 0.9, 0.9, 0.6), 0.7
+    true[0, 1, 0] = true[0, 4, 0] = true[0, 15, 0] = 1
+    found = match_components(p, true, Rules())
+    assert (found.predicted.voxels.tolist(), found.true.voxels.tolist()) == ([4, 2], [1, 1, 1])
+    yield "lesion"
+    assert found.pairs.T.tolist() == [[0, 0], [0, 1]]
+    assert match_components(p, true, Rules(overlap=0.25)).pairs.shape[1] == 2  # 1 of 4 voxels
+    assert match_components(p, true, Rules(overlap=0.26)).pairs.shape[1] == 0
+    yield "match"
+    assert found.confidence == pytest.approx([0.9, 0.7])
+    assert match_components(p, true, Rules(confidence="mean")).confidence == pytest.approx([0.75, 0.7])
+    yield "confidence of a lesion"
+    center = (0.0,) * 6
+    rows = [Lesion("one", "a", "predicted", n, None, c, real, int(real), *center) for n, c, real in (
+        (4, 0.9, True), (2, 0.7, False))]  # fmt: skip
+    rows += [Lesion("one", "a", "true", 1, None, c, c is not None, 1, *center) for c in (0.9, 0.9, None)]
+    (group,) = groups_of(rows, ["one", "two"], "a")  # too few for groups of sizes
+    numbers = {number.metric: number.value for number in summarize(group, ["one", "two"], bins=5)}
+    assert numbers["sensitivity"] == pytest.approx(2 / 3)
+    yield "`sensitivity`, of lesions"
+    assert numbers["precision"] == 1 / 2
+    yield "`precision`, of lesions"
+    assert numbers["f1"] == pytest.approx(2 * 2 / 3 * 1 / 2 / (2 / 3 + 1 / 2))
+    yield "`f1`"
+    assert numbers["false_positives_per_case"] == 1 / 2
+    yield "`false_positives_per_case`"
+    assert numbers["sensitivity_at_1/8"] == numbers["sensitivity_at_8"] == pytest.approx(2 / 3)
+    yield "`sensitivity_at_1` (`_1/8` to `_8`)"
+    assert numbers["froc"] == pytest.approx(2 / 3)
+    yield "`froc`"
+    assert (numbers["ace"], numbers["ece"]) == pytest.approx(((0.1 + 0.7) / 2, (0.1 + 0.7) / 2))
+    yield "`ace`, `ece`, of lesions"
+    more = [row._replace(voxels=size) for size, row in enumerate(rows[2:3] * 9, 1)]
+    assert [len(part.score) for part in groups_of(more, ["one"], "a")[1:]] == [3, 3, 3]
+    yield "size groups"
+
+
+def of_groups():
+    gaps = torch.tensor([[0.1]] * 5 + [[0.2]] * 5 + [[0.4]] * 2)
+    evaluation = evaluation_of(gaps, torch.full((12, 1), 0.8))
+    told = {case: "abc"[min(i // 5, 2)] for i, case in enumerate(evaluation.cases)}
+    found = compare_groups(evaluation, Groups({"site": told}), permutations=2000, resamples=50)
+    assert found.find("site", "b", label="liver", metric="ace").value == pytest.approx(0.2)
+    yield "value of a group"
+    assert found.find("site", "b", label="liver", metric="ace").low == pytest.approx(0.2)
+    assert math.isnan(found.find("site", "c", label="liver", metric="ace").low)  # two patients
+    yield "interval of a group"
+    gap = found.gap("site", label="liver", metric="ace")
+    assert (gap.lowest, gap.highest, gap.gap) == ("a", "b", pytest.approx(0.1))
+    yield "largest gap"
+    assert 0 < gap.p < 1
+    assert found.gap("site", label="liver", metric="dice").p == 1  # all are alike
+    yield "`p`, of a gap"
+    alike = [each.p for each in found.gaps if each.average == "macro" and each.label is not None]
+    assert gap.p_holm == pytest.approx(holm(alike)[alike.index(gap.p)])
+    yield "`p_holm`"
+
+
+def of_bands():
+    own = np.array([[True, True, True, False, False, False]])
+    codes = band_codes(own, ~own, (1.0, 2.0), (2.0, 4.0))  # distances 6, 4, 2 and 2, 4, 6
+    assert codes.tolist() == [[2, 1, 0, 3, 4, 5]]
+    yield "distance to the boundary"
+    assert band_codes(own, ~own, (1.0, 2.0), (1.9, 4.0)).tolist() == [[2, 1, 1, 4, 4, 5]]
+    yield "band"
+    assert side_of("bands/0-2mm") == ("0-2mm", "both")  # tests/evaluation/test_bands.py adds its sums up
+    yield "band of both sides"
+
+
 def in_figures(comparison):
     labels = torch.tensor([[[i % 2, 0, 0, 0]] for i in range(8)])
     stats = bin_statistics(torch.full((8, 1, 4), 0.25), labels, bins=10)
@@ -230,7 +308,7 @@ def in_figures(comparison):
 
 def test_over_cases_between_methods_and_in_figures_every_row_is_checked(rows, evaluation, comparison):
     checked = [*CASE_AND_CLASS, *over_cases(rows, evaluation, comparison), *between_methods(comparison)]
-    checked += [*of_decisions(), *in_figures(comparison)]
+    checked += [*of_decisions(), *of_lesions(), *of_groups(), *of_bands(), *in_figures(comparison)]
     assert sorted(checked) == sorted(names_in_the_page())
 
 

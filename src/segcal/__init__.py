@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from segcal.evaluation.accumulator import EvaluationAccumulator
     from segcal.evaluation.cohort import evaluate
     from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.groups import compare_groups
     from segcal.evaluation.options import ReadOptions
     from segcal.evaluation.outcome import Outcome
+    from segcal.lesions.cohort import evaluate_lesions
     from segcal.losses import ACELoss, LossTerms, SegmentationLoss
     from segcal.metrics import ace, ece, equal_mass, mce, micro, occupied, overconfidence, signed_gap, underconfidence
     from segcal.plots import write_figures
@@ -75,6 +77,8 @@ _HOME = {
     "ReadOptions": "evaluation.options",
     "Outcome": "evaluation.outcome",
     "evaluate": "evaluation.cohort",
+    "compare_groups": "evaluation.groups",
+    "evaluate_lesions": "lesions.cohort",
     "Comparison": "comparison.comparison",
     "compare": "comparison.comparison",
     "write_figures": "plots",
@@ -137,11 +141,13 @@ __all__ = [
     "brier",
     "build_report",
     "compare",
+    "compare_groups",
     "decide",
     "dice",
     "ece",
     "equal_mass",
     "evaluate",
+    "evaluate_lesions",
     "expected_dice",
     "fit_calibrator",
     "fit_quality",

@@ -11,6 +11,7 @@ from segcal.cli import (  # noqa: F401  the commands
     datasets,
     doctor,
     evaluation,
+    lesions,
     quality,
     report,
     review,

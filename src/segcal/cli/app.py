@@ -22,8 +22,8 @@ Calibrate after training:
 
 All commands: segcal --help. One command: segcal COMMAND --help."""
 JOURNEY = (  # as in ARCHITECTURE.md
-    "evaluate", "compare", "report", "calibrate", "decide", "quality", "review", "audit", "datasets", "train",
-    "predict", "study", "demo", "doctor", "export-bundle",
+    "evaluate", "lesions", "compare", "report", "calibrate", "decide", "quality", "review", "audit", "datasets",
+    "train", "predict", "study", "demo", "doctor", "export-bundle",
 )  # fmt: skip
 
 

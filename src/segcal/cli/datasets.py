@@ -1,4 +1,4 @@
-"""The commands for data: datasets, datasets check, datasets split."""
+"""The commands for data: datasets, datasets check, datasets split, datasets groups."""
 
 from __future__ import annotations
 
@@ -86,3 +86,25 @@ def split(
         say(found.note)
     numbers = f"{counted(len(found.train), 'case')} to train, {len(found.validation)} to validate"
     say(f"{numbers}, {len(found.test)} to test: {out}")
+
+
+@datasets.command(cls=Verb, epilog="Example: segcal datasets groups acdc data/ACDC --out groups.csv")
+def groups(
+    name: Name,
+    root: Root,
+    out: Annotated[Path, typer.Option("--out", help="File to write, for example groups.csv.")],
+) -> None:
+    """Write the groups that the files of a dataset name, for example the pathologies of ACDC."""
+    with refusing():
+        from collections import Counter
+
+        from segcal._io.files import make_folder, write_csv
+        from segcal.datasets import dataset_groups, open_dataset
+
+        header, rows = dataset_groups(open_dataset(name, root))
+        make_folder(out.parent)
+        write_csv(out, header, rows)
+    for i, attribute in enumerate(header[1:], 1):
+        counts = Counter(row[i] or "not told" for row in rows)
+        say(f"{attribute}: {', '.join(f'{group} {number}' for group, number in sorted(counts.items()))}")
+    say(f"{counted(len(rows), 'case')}: {out}")

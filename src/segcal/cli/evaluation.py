@@ -16,10 +16,12 @@ from segcal.cli.options import (
     IgnoreIndex,
     Mean,
     Member,
+    Patients,
     Regions,
     Sigmoid,
     StrictGrid,
     dask_cluster,
+    numbers_of,
     read_options,
 )
 from segcal.cli.orderly import Verb
@@ -56,6 +58,15 @@ def evaluate(
     calibrator: Annotated[
         Path | None, typer.Option(help="Measures the calibrated maps, for example calibrator.json; stores no map.")
     ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(metavar="CSV", help="Also reports groups of cases: a column case or patient, then attributes."),
+    ] = None,
+    patients: Patients = None,
+    bands: Annotated[
+        str | None,
+        typer.Option(metavar="MM,MM", help="Also reports bands by distance to the true boundary, for example 2,5."),
+    ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="The maps are logits.")] = False,
     sigmoid: Sigmoid = False,
     ignore_index: IgnoreIndex = None,
@@ -85,6 +96,9 @@ def evaluate(
             bins=bins,
             background=background,
             calibrator=calibrator,
+            groups=groups,
+            patients=patients,
+            bands=() if bands is None else numbers_of("--bands", bands),
             workers=workers,
             executor=dask_cluster(dask),
             progress=advance,
@@ -106,6 +120,14 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
             with one_torch_thread():
                 _show_summary(outcome.measured if background else outcome.measured.foreground(), background=background)
                 _show_raters(out)
+            if any(name.startswith("bands/") for name in outcome.facets):
+                from segcal.evaluation.band_tables import NOTE, band_rows, band_table
+
+                show_tables([band_table(band_rows(outcome.facets, background=background))], [NOTE])
+            if outcome.groups is not None:
+                from segcal.evaluation.group_tables import group_notes, group_table
+
+                show_tables([group_table(outcome.groups)], group_notes(outcome.groups))
     number = len(outcome.measured.cases) if outcome.measured is not None else 0
     say(f"{counted(number, 'case')} evaluated, {len(outcome.failures)} failed; results: {out}")
     if outcome.failures:

@@ -95,3 +95,13 @@ def dask_cluster(address: str | None, *, gpus: bool = False) -> DaskCluster | No
     from segcal.adapters.dask import DaskCluster
 
     return DaskCluster(address, gpus=gpus)
+
+
+def numbers_of(option: str, text: str) -> list[float]:
+    """The numbers of an option, as 10,100; ConfigError where they are none."""
+    from segcal.errors import ConfigError
+
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} must be numbers between commas, as 10,100; got {text!r}.") from None

@@ -6,18 +6,19 @@ from typing import Any
 
 PANELS = {
     "Input": (
-        "calibrator", "checkpoint", "class_names", "config", "data", "data_root", "dataset", "ignore_index", "images",
-        "labels", "logits", "mean", "member", "patients", "predictions", "raters_from", "regions", "side", "sigmoid",
-        "strict_grid",
+        "calibrator", "checkpoint", "class_name", "class_names", "config", "data", "data_root", "dataset", "groups",
+        "ignore_index", "images", "labels", "lesions", "logits", "mean", "member", "patients", "predictions",
+        "raters_from", "regions", "side", "sigmoid", "strict_grid",
     ),
     "Output": (
-        "as_json", "authors", "background", "browser", "cases", "copyright", "curvas", "decisions", "dtype", "evaluate",
-        "figures", "full", "masks", "nifti", "out", "prepared", "report", "reviewer", "slurm", "statistics", "title",
-        "worst",
+        "as_json", "authors", "background", "bands", "browser", "cases", "copyright", "curvas", "decisions", "dtype",
+        "evaluate", "figures", "full", "masks", "nifti", "out", "prepared", "report", "reviewer", "slurm", "statistics",
+        "title", "worst",
     ),
     "Method": (
-        "bins", "by", "change", "choose", "epochs", "fixed", "flips", "folds", "holm", "level", "method", "only",
-        "preset", "resamples", "risk", "rule", "seed", "setting", "test",
+        "bins", "by", "change", "choose", "confidence", "connectivity", "epochs", "fixed", "flips", "folds", "holm",
+        "level", "method", "min_size", "only", "overlap", "preset", "resamples", "risk", "rule", "seed", "setting",
+        "sizes", "test", "threshold",
     ),
     "Compute": ("dask", "jobs", "port", "tflops", "workers"),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from segcal.cli.shown import refusing, say
 
 if TYPE_CHECKING:
     from segcal.evaluation.evaluation import Evaluation
-    from segcal.report import ReportMap
+    from segcal.report import ReportMap, ReportSection
     from segcal.viewer import ViewedCase
 
 SLICE = ", slice of the largest disagreement"
@@ -46,6 +46,14 @@ def report(
         int | None,
         typer.Option(min=1, help=f"Number of cases shown as pictures. Default: {WORST} without --cases, none with it."),
     ] = None,
+    groups: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Groups of cases: first column case or patient, then attributes.")
+    ] = None,
+    bands: Annotated[bool, typer.Option("--bands", help="Shows the bands that `evaluate --bands` wrote.")] = False,
+    lesions: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]DIR", help="Folder of `segcal lesions` to show; can be repeated."),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Write one self-contained HTML page: summary, tables, diagrams, every case, provenance."""
@@ -66,9 +74,47 @@ def report(
             title=title,
             maps=_maps(found, folders, labels, images, pictures) if pictures is not None else [],
             cases=viewed,
+            sections=[
+                *(_band_section(found, evaluations, patients) if bands else ()),
+                *_sections(found, groups, lesions or [], patients=patients, seed=seed),
+            ],
             seed=seed,
         )
     say(f"report: {out}")
+
+
+def _band_section(found: Mapping[str, Evaluation], sources: Sequence[str], patients: str | None) -> list[ReportSection]:
+    from segcal.evaluation.band_tables import read_bands
+    from segcal.evaluation.evaluation import named_path
+    from segcal.report.bands import band_section
+
+    folders = [path if path.is_dir() else path.parent for _, path in map(named_path, sources)]
+    methods = {method: read_bands(folder) for method, folder in zip(found, folders, strict=True)}
+    return [band_section(methods, patients=patients)]
+
+
+def _sections(
+    found: Mapping[str, Evaluation], groups: Path | None, lesions: Sequence[str], *, patients: str | None, seed: int
+) -> list[ReportSection]:
+    """What is shown beyond the evaluations themselves."""
+    sections = []
+    if groups is not None:
+        from segcal import compare_groups
+        from segcal.report.groups import group_section
+
+        compared = {
+            method: compare_groups(part, groups, patients=patients, seed=seed) for method, part in found.items()
+        }
+        sections.append(group_section(compared))
+    if lesions:
+        from segcal.lesions.results import read_lesions
+        from segcal.report.lesions import lesion_section
+
+        names = list(found) if len(found) == len(lesions) else [Path(folder).name for folder in lesions]
+        told = [text.partition("=") if not Path(text).exists() else ("", "", text) for text in lesions]
+        summaries = {name or names[i]: read_lesions(folder or name) for i, (name, _, folder) in enumerate(told)}
+        sections.append(lesion_section(summaries))
+    return sections
 
 
 def _folders(

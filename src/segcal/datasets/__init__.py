@@ -29,6 +29,7 @@ __all__ = [
     "Recipe",
     "Split",
     "check_dataset",
+    "dataset_groups",
     "dataset_names",
     "describe",
     "known_dataset",
@@ -72,6 +73,7 @@ _OPENERS: dict[str, Callable[[Path], Dataset]] = {
     "folder": folder.open_folder,
     "phantom": phantom.open_phantom,
 }
+_GROUPS = {"acdc": acdc.groups_of}
 _KNOWN = {known.name: known for known in (acdc.KNOWN, amos.KNOWN, brats.KNOWN, kits.KNOWN)}
 
 
@@ -109,3 +111,13 @@ def open_dataset(name: str, root: str | os.PathLike[str]) -> Dataset:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"dataset must be one of {', '.join(_OPENERS)}; got {name!r}.{hint}")
     return _OPENERS[name](Path(root))
+
+
+def dataset_groups(dataset: Dataset) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Groups of the cases of a dataset whose files tell some: names of columns, the first case, and a row for each.
+
+    ConfigError for a dataset that tells none.
+    """
+    if dataset.name not in _GROUPS:
+        raise ConfigError(f"the files of {dataset.name} tell no groups; those of {', '.join(_GROUPS)} do.")
+    return _GROUPS[dataset.name](dataset)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from segcal.datasets.dataset import Dataset, Problem, Recipe
 from segcal.datasets.layout import find_root, nifti_files, pair, unlabelled, visible, wrong_layout
+from segcal.errors import FileError
 
 TITLE = "ACDC 2017, cine MRI of the heart"
 LAYOUT = "database/{training,testing}/patient001/patient001_frame01.nii.gz and ..._frame01_gt.nii.gz"
@@ -61,6 +62,43 @@ def open_acdc(root: Path) -> Dataset:
         problems=tuple(problems),
     )
     return dataset if tests else dataset.without_official_test("testing/ has no labeled patients here")
+
+
+PATHOLOGIES = {
+    "NOR": "normal",
+    "MINF": "infarction",
+    "DCM": "dilated cardiomyopathy",
+    "HCM": "hypertrophic cardiomyopathy",
+    "RV": "abnormal right ventricle",
+}
+
+
+def groups_of(dataset: Dataset) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Of each case its pathology and its phase, end of diastole or of systole, as Info.cfg beside the images says.
+
+    The names of the columns, and the rows; a value that is not told is empty. FileError where no patient has the file.
+    """
+    rows: list[tuple[str, ...]] = []
+    known = 0
+    for case in dataset.cases:
+        info = read_info(case.images[0].parent / "Info.cfg")
+        known += bool(info)
+        frame = int(case.name.rpartition("_frame")[2])
+        phase = next((name for name in ("ED", "ES") if info.get(name) == str(frame)), "")
+        group = info.get("Group", "")
+        rows.append((case.name, PATHOLOGIES.get(group, group), phase))
+    if not known:
+        raise FileError(f"every patient of ACDC must have Info.cfg beside its images; {dataset.root} has none.")
+    return ("case", "pathology", "phase"), rows
+
+
+def read_info(path: Path) -> dict[str, str]:
+    """What a file of lines such as "Group: DCM" says; nothing where it cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 def _fits(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from segcal import __version__
 from segcal._io.ending import import_whole
@@ -33,6 +33,7 @@ from segcal._io.jobs import (
     unchanged,
 )
 from segcal.errors import ConfigError, one_of
+from segcal.evaluation.bands import check_bands
 from segcal.evaluation.facets import all_files, are_whole, save_measured
 from segcal.evaluation.measure import Measured, measure_case
 from segcal.evaluation.naming import check_names, check_same_names, read_naming
@@ -44,6 +45,9 @@ from segcal.volumes import CaseFiles, Pairing, pair_cases
 from segcal.volumes.averaging import MEANS, Averaging, Mean
 from segcal.volumes.mismatch import why_nothing_pairs
 from segcal.volumes.pairing import pair_raters, rated
+
+if TYPE_CHECKING:
+    from segcal.evaluation.groups import Groups
 
 Progress = Callable[[int, int], None]
 RatersFrom = Literal["folders", "files", "channels"]
@@ -63,6 +67,9 @@ def evaluate(
     bins: int = 20,
     background: bool = False,
     calibrator: str | os.PathLike[str] | None = None,
+    groups: str | os.PathLike[str] | None = None,
+    patients: str | None = None,
+    bands: Sequence[float] = (),
     workers: int = 1,
     executor: Executor | None = None,
     progress: Progress = lambda done, total: None,
@@ -88,6 +95,11 @@ def evaluate(
     bins: Bins of the calibration errors that are reported.
     background: Report the background class, too.
     calibrator: File of a calibrator. Predictions are measured as it makes them; no map is stored.
+    groups: A .csv file of groups of cases, as `compare_groups` takes it: group_summary.csv and group_gaps.csv have
+        every metric of each group, and how far groups lie apart.
+    patients: Which cases belong together, as in `compare`; for groups alone.
+    bands: Distances in mm to the true boundary of a class, as (2, 5), that divide its voxels into bands: bands.csv has
+        the errors of each, and the folders in bands/ are evaluations of their own.
     workers: Processes, each with one case at a time.
     executor: Measures cases elsewhere, in place of the workers, as `segcal.adapters.dask.DaskCluster`.
     progress: Called with the number of cases that are done, and of all.
@@ -115,6 +127,13 @@ def evaluate(
     )  # fmt: skip
     if curvas and not any(files.raters or files.rater_channels for files in pairing.cases):
         raise ConfigError("--curvas must come with the labels of several raters; there is one folder of labels.")
+    if bands:
+        if any(files.raters or files.rater_channels for files in pairing.cases):
+            raise ConfigError("--bands must come with one folder of labels; several raters draw several boundaries.")
+        meant = replace(meant, bands=check_bands(bands))
+    if groups is None and patients is not None:
+        raise ConfigError("--patients must come with --groups; nothing else that `evaluate` does knows of patients.")
+    told = None if groups is None else _told_groups(groups, [files.name for files in pairing.cases], patients)
     threads = threads_of(workers) if executor is None else 1  # elsewhere a process may do several cases at a time
     cases = [
         CaseJob(
@@ -130,7 +149,7 @@ def evaluate(
     }
     if members:
         about = {"mean": {"of": mean, "members": [os.fspath(maps) for maps in (predictions, *members)]}}
-    return measure_cohort(
+    outcome = measure_cohort(
         cases,
         meant,
         out,
@@ -140,6 +159,26 @@ def evaluate(
         progress=progress,
         curvas=curvas,
     )
+    return outcome if told is None else _grouped(outcome, told, out, patients=patients, background=background)
+
+
+def _told_groups(groups: str | os.PathLike[str], cases: Sequence[str], patients: str | None) -> Groups:
+    """Read before there is work to lose."""
+    from segcal.evaluation.groups import read_groups  # brings torch, as all that follows the cases
+
+    return read_groups(groups, cases, patients=patients)
+
+
+def _grouped(outcome: Outcome, groups: Groups, out: Path, *, patients: str | None, background: bool) -> Outcome:
+    """The outcome with its groups, which are written."""
+    if outcome.measured is None:
+        return outcome
+    from segcal.evaluation.group_tables import write_groups
+    from segcal.evaluation.groups import compare_groups
+
+    compared = compare_groups(outcome.measured, groups, patients=patients, background=background)
+    write_groups(compared, out)
+    return replace(outcome, groups=compared)
 
 
 def open_cohort(

@@ -460,7 +460,7 @@ def read_evaluations(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Eva
 
     Without a name it is that of the folder; where two are the same, the folder above comes before it.
     """
-    found = [_named_path(str(source)) for source in sources]
+    found = [named_path(str(source)) for source in sources]
     for depth in range(1, 4):
         names = [name or "/".join(path.absolute().parts[-depth:]) for name, path in found]
         if len(set(names)) == len(names):
@@ -473,7 +473,7 @@ def read_evaluations(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Eva
     }
 
 
-def _named_path(source: str) -> tuple[str, Path]:
+def named_path(source: str) -> tuple[str, Path]:
     """The name before an equals sign, if any, and the path, without the file's name that all share."""
     name, equals, rest = source.partition("=")
     path = Path(rest) if equals and not Path(source).exists() else Path(source)

@@ -17,7 +17,7 @@ from segcal.evaluation.options import Options
 from segcal.evaluation.rated import Votes
 from segcal.evaluation.sums import CaseSums
 
-KINDS = ("raters",)
+KINDS = ("raters", "bands")
 """Folders of results that hold facets."""
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import NDArray
 
 from segcal.errors import GridError, ShapeError
+from segcal.evaluation.bands import BandSums
 from segcal.evaluation.doubts import HARD_DECISIONS, MEANINGS, Watch
 from segcal.evaluation.options import Options, slab_voxels
 from segcal.evaluation.rated import RaterSums, Votes
 from segcal.evaluation.sums import CaseSums
-from segcal.evaluation.voxels import measure_voxels, sums_of_case
+from segcal.evaluation.voxels import Slab, measure_voxels, sums_of_case
 from segcal.volumes import Case, CaseFiles, open_case
 
 if TYPE_CHECKING:
@@ -41,10 +42,7 @@ def measure_case(
     files: CaseFiles, options: Options, *, threads: int | None = None, calibrator: Calibrator | None = None
 ) -> Measured:
     """The sums of one case, read slab by slab, through the calibrator given or that of the options."""
-    if calibrator is None and options.calibrator is not None:
-        from segcal.evaluation.calibrated import loaded
-
-        calibrator = loaded(options.calibrator, options.calibrator_fingerprint)
+    calibrator = calibrator or calibrator_of(options)
     with open_case(files, ignored=options.ignore_index) as case:
         doubts = case.grid.doubts
         if options.strict_grid and doubts:
@@ -53,14 +51,21 @@ def measure_case(
         watch = Watch(logits=stored_logits, overlapping=options.sigmoid)
         case.watch = watch.see
         raters = RaterSums(case.raters, options, threads=threads) if case.raters else None
-        slabs = (
-            raters.slab(values, labels, ranked)
-            if raters
-            else measure_voxels(values, labels, options, ranked=ranked, threads=threads)
-            for values, labels, ranked in _slabs(case, options, calibrator)
-        )
-        shape = case.shape if calibrator is not None and calibrator.spatial else case.stored_shape
-        sums = sums_of_case(slabs, shape, voxel_ml=case.grid.voxel_ml)
+        spatial = calibrator is not None and calibrator.spatial
+        bands = BandSums(case, options, spatial=spatial, threads=threads) if options.bands else None
+
+        def measured() -> Iterator[Slab]:
+            for values, labels, ranked in _slabs(case, options, calibrator):
+                if raters is not None:
+                    yield raters.slab(values, labels, ranked)
+                    continue
+                slab = measure_voxels(values, labels, options, ranked=ranked, threads=threads)
+                if bands is not None:
+                    bands.add(values, labels, slab.decided)
+                yield slab
+
+        shape = case.shape if spatial else case.stored_shape
+        sums = sums_of_case(measured(), shape, voxel_ml=case.grid.voxel_ml)
     if sums is None or not sums.scores[2].any():
         ignored = (
             "" if options.ignore_index is None else f" whose label is not {options.ignore_index}, which is ignored"
@@ -68,9 +73,27 @@ def measure_case(
         raise ShapeError(f"the volume must have voxels{ignored}; it has none.")
     doubts = (*doubts, HARD_DECISIONS) if watch.hard else doubts
     if raters is None:
-        return Measured(sums, doubts)
+        return Measured(sums, doubts, {} if bands is None else bands.of_case(sums))
     mean, each, votes = raters.of_case(sums)
     return Measured(mean, doubts, {f"raters/{rater}": own for rater, own in each.items()}, votes)
+
+
+def calibrator_of(options: Options) -> Calibrator | None:
+    """The calibrator of the options, if they have one; torch, which it brings, takes seconds."""
+    if options.calibrator is None:
+        return None
+    from segcal.evaluation.calibrated import loaded
+
+    return loaded(options.calibrator, options.calibrator_fingerprint)
+
+
+def open_slabs(case: Case, options: Options) -> tuple[Iterator[tuple[Array, Array, Array | None]], bool]:
+    """What is measured of a case, slab by slab; and whether it comes along the axes of the grid, in place of as stored.
+
+    Values (class, voxel) are as the calibrator of the options makes them; then labels, and what decisions are taken on.
+    """
+    calibrator = calibrator_of(options)
+    return _slabs(case, options, calibrator), calibrator is not None and calibrator.spatial
 
 
 def _slabs(case: Case, options: Options, calibrator: Calibrator | None) -> Iterator[tuple[Array, Array, Array | None]]:

@@ -63,6 +63,8 @@ class Options:
     """Label value of each class, where they are not 0, 1, 2 and so on."""
     strict_grid: bool = False
     """Refuse cases whose headers leave the place of the voxels open."""
+    bands: tuple[float, ...] = ()
+    """Distances to the boundary of a class, in mm, that divide voxels into bands; none: no bands."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.bins <= 10 * FINE_BINS:
@@ -86,7 +88,7 @@ class Options:
         known = {name: value for name, value in told.items() if name in Options.__dataclass_fields__}
         if known.get("regions") is not None:
             known["regions"] = Regions.from_json(known["regions"])
-        for name in ("class_names", "values"):
+        for name in ("class_names", "values", "bands"):
             if known.get(name) is not None:
                 known[name] = tuple(tuple(each) if isinstance(each, list) else each for each in known[name])
         return Options(**known)

@@ -14,6 +14,7 @@ from segcal.volumes import Pairing
 
 if TYPE_CHECKING:
     from segcal.evaluation.evaluation import Evaluation
+    from segcal.evaluation.groups import GroupComparison
 
 
 class Note(NamedTuple):
@@ -47,6 +48,8 @@ class Outcome:
     facets: Mapping[str, Evaluation] = field(default_factory=dict)
     parts: Mapping[str, Path] = field(default_factory=dict)
     """By case, the file of its sums while results are written."""
+    groups: GroupComparison | None = None
+    """What groups of cases show, where they were asked for."""
 
     @property
     def evaluation(self) -> Evaluation:

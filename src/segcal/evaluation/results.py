@@ -36,6 +36,9 @@ RESULTS = (
     "failures.csv",
     "raters.csv",
     "raters_summary.csv",
+    "group_summary.csv",
+    "group_gaps.csv",
+    "bands.csv",
 )
 
 
@@ -133,6 +136,10 @@ def write_results(outcome: Outcome, options: Options, out: Path, *, curvas: bool
             if any(name.startswith("raters/") for name in outcome.facets):
                 _write_raters(outcome, options, new, curvas=curvas)
             _write_numbers(outcome.measured, outcome, options, new)
+            if options.bands:
+                from segcal.evaluation.band_tables import band_rows, write_bands
+
+                write_bands(band_rows(outcome.facets, background=options.background), new)
 
 
 def _write_raters(outcome: Outcome, options: Options, out: Path, *, curvas: bool) -> None:

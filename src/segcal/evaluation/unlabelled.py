@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from segcal._io.jobs import unchanged
 from segcal.errors import ShapeError
 from segcal.evaluation.doubts import HARD_DECISIONS, Watch
-from segcal.evaluation.measure import Measured
+from segcal.evaluation.measure import Measured, calibrator_of
 from segcal.evaluation.options import Options, slab_voxels
 from segcal.evaluation.voxels import measure_voxels, sums_of_case
 from segcal.volumes import Prediction, PredictionFiles, open_prediction
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 def open_maps(files: PredictionFiles, options: Options) -> Prediction:
     """The prediction of these files; of arrays, what is known of the channels helps to find their axis."""
-    fitted = _calibrator_of(options)
+    fitted = calibrator_of(options)
     if fitted is not None and fitted.classes is not None:
         return open_prediction(files, classes=fitted.classes)
     regions = options.regions
@@ -60,14 +60,6 @@ def measure_to(files: PredictionFiles, options: Options, threads: int, name: str
     measured.sums.save(path, name, files.predictions, doubts=measured.doubts)
 
 
-def _calibrator_of(options: Options) -> Calibrator | None:
-    if options.calibrator is None:
-        return None
-    from segcal.evaluation.calibrated import loaded
-
-    return loaded(options.calibrator, options.calibrator_fingerprint)
-
-
 class Values:
     """The values of a prediction, through a calibrator if there is one, as often as they are asked for.
 
@@ -76,7 +68,7 @@ class Values:
 
     def __init__(self, prediction: Prediction, options: Options) -> None:
         self.prediction, self.options = prediction, options
-        self.calibrator = _calibrator_of(options)
+        self.calibrator = calibrator_of(options)
         self._whole: tuple[Array, Array | None] | None = None
 
     def slabs(self, watch: Watch | None = None) -> Iterator[tuple[Array, Array | None]]:

@@ -115,6 +115,17 @@ def _measure(
     return Slab(sums, decided)
 
 
+def measure_class(
+    probabilities: Array, truth: Array, *, fine_bins: int, threads: int | None = None
+) -> tuple[Array, Array]:
+    """Of one class against the rest, of (voxel) probabilities and 0/1 labels: sums (3, fine bin) and scores (3,)."""
+    threads = threads or os.cpu_count() or 1
+    rows, labels = probabilities[None], truth[None]
+    bins, scores = _collect(rows, labels, fine_bins=fine_bins, threads=threads)
+    scores[1] += _absent_log_loss(rows, labels, threads)
+    return bins[:, 0], scores[:, 0]
+
+
 def _decided(confidence: Array) -> Array:
     """The sums of decided voxels; only who sees the whole case knows their largest piece."""
     return np.array([confidence, np.full(len(confidence), np.nan)])

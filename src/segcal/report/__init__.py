@@ -4,7 +4,7 @@
 writes both into `templates`. Numbers are computed here, once; the page's JavaScript only draws them.
 """
 
-from segcal.report.page import ReportMap, build_report
+from segcal.report.page import ReportFigure, ReportMap, ReportSection, build_report
 from segcal.report.reading import reading
 
-__all__ = ["ReportMap", "build_report", "reading"]
+__all__ = ["ReportFigure", "ReportMap", "ReportSection", "build_report", "reading"]

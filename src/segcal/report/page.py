@@ -24,7 +24,7 @@ from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import patients_of
 from segcal.evaluation.raters import rater_sentences, rater_tables, raters_of
 from segcal.evaluation.remarks import evaluation_notes, failed_cases
-from segcal.evaluation.tables import ALL_CLASSES
+from segcal.evaluation.tables import ALL_CLASSES, Table
 from segcal.kernels.threads import one_torch_thread
 from segcal.plots.colors import method_colors
 from segcal.report.content import case_data, chart_data, method_diagrams
@@ -67,6 +67,32 @@ class ReportMap(NamedTuple):
     png: bytes
 
 
+class ReportFigure(NamedTuple):
+    """A figure of a section, as SVG, with its size on the page in pixels."""
+
+    name: str
+    caption: str
+    svg: bytes
+    width: int
+    height: int
+
+
+class ReportSection(NamedTuple):
+    """A section with tables and figures of its own, as of lesions or groups.
+
+    anchor: its place in the page's address, as "lesions".
+    lead: what it shows, in a sentence or two.
+    notes: what must be known to read it.
+    """
+
+    anchor: str
+    title: str
+    lead: str
+    tables: tuple[Table, ...] = ()
+    figures: tuple[ReportFigure, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 def build_report(
     evaluations: Mapping[str, Evaluation],
     out: str | os.PathLike[str],
@@ -74,6 +100,7 @@ def build_report(
     patients: str | None = None,
     maps: Sequence[ReportMap] = (),
     cases: Sequence[ViewedCase] = (),
+    sections: Sequence[ReportSection] = (),
     title: str | None = None,
     test: Literal["t", "wilcoxon"] = "t",
     correction: Literal["none", "holm"] = "none",
@@ -92,6 +119,7 @@ def build_report(
     patients: which cases belong together, as in `compare`.
     maps: pictures of cases to embed.
     cases: cases whose volumes to embed, to be looked at in three planes; `segcal.viewer.view_cases` makes them.
+    sections: further sections, as `segcal.report.lesions.lesion_section` makes one.
     title: of the page; if not given, it follows from the methods.
     test, correction, level, resamples, seed: as in `compare`.
     comparison: of these evaluations, if there is one already. It is taken as it is, with its own test, correction and
@@ -125,7 +153,16 @@ def build_report(
                 resamples=resamples,
                 seed=seed,
             )
-        page = _page(evaluations, comparison, patients=patients, maps=maps, viewed=cases, title=title, seed=seed)
+        page = _page(
+            evaluations,
+            comparison,
+            patients=patients,
+            maps=maps,
+            viewed=cases,
+            sections=sections,
+            title=title,
+            seed=seed,
+        )
     write_whole(out, page.encode(errors="replace"))  # names of files may hold what is no text
     return out
 
@@ -137,6 +174,7 @@ def _page(
     patients: str | None,
     maps: Sequence[ReportMap],
     viewed: Sequence[ViewedCase],
+    sections: Sequence[ReportSection],
     title: str | None,
     seed: int,
 ) -> str:
@@ -157,6 +195,7 @@ def _page(
         paragraphs=reading(comparison, diagrams),
         maps=maps,
         viewed=viewed,
+        sections=sections,
         evaluations=evaluations,
         data=chart_data(comparison, matched, diagrams)
         | {"decisions": decision_data(comparison, matched, names, shown), "cases": cases}
@@ -216,6 +255,7 @@ def _render(
     paragraphs: Sequence[str],
     maps: Sequence[ReportMap],
     viewed: Sequence[ViewedCase],
+    sections: Sequence[ReportSection],
     evaluations: Mapping[str, Evaluation],
     data: Mapping[str, Any],
 ) -> str:
@@ -240,6 +280,7 @@ def _render(
         most_named=MOST_NAMED,
         sampled=None if data["cases"]["shown"] is None else len(data["cases"]["shown"]),
         maps=[(picture, base64_text(picture.png)) for picture in maps],
+        extra=[(section, [(each, base64_text(each.svg)) for each in section.figures]) for section in sections],
         viewed=viewed,
         volumes=embedded_volumes(viewed),
         niivue=packed(niivue.encode()),

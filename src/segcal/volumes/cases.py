@@ -220,6 +220,23 @@ class Case:
         probabilities, labels = self._block([view[(slice(None), *box)] for view in self._views()])
         return probabilities.copy(), labels
 
+    def on_grid(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """(channel, voxel) rows in the order of slabs, as (channel, x, y, z) along the axes of the grid."""
+        found = np.empty((len(rows), *self.shape), rows.dtype)
+        turned = in_stored_order(found, *self._views())[0]
+        np.copyto(turned, rows.reshape(turned.shape))
+        return found
+
+    def in_slab_order(self, volumes: NDArray[Any]) -> NDArray[Any]:
+        """What `on_grid` took: (channel, x, y, z) volumes as (channel, voxel) rows in the order of slabs."""
+        return in_stored_order(volumes, *self._views())[0].reshape(len(volumes), -1)
+
+    def label_map(self) -> NDArray[Any]:
+        """All labels, those of the first rater, along the axes of the grid: (x, y, z), or (region, x, y, z)."""
+        first = self._labels[0]
+        labels = first.read(self.name, first.view)
+        return labels.reshape(*labels.shape[:-1], *self.shape)
+
     def _views(self) -> list[NDArray[Any]]:
         """Of labels and predictions, all on the grid."""
         if not self._labels:
