@@ -298,7 +298,7 @@ def test_the_commands_do_it_all(cohort, tmp_path):
         app, ["quality", "apply", str(tmp_path / "q.json"), str(cohort / "maps"), "--out", str(tmp_path / "queue")]
     )
     assert applied.exit_code == 0, applied.output
-    assert "40 cases, the first 10 to look at" in applied.output
+    assert "40 cases, the first 10 to review" in applied.output
     wrong = run.invoke(
         app, ["quality", "fit", str(cohort / "results"), "--out", str(tmp_path / "q.json"), "--risk", "fnr"]
     )
