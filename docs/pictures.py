@@ -45,7 +45,7 @@ def calibration() -> None:
     """Reliability diagrams of calibrated, overconfident and underconfident probabilities."""
     probabilities, labels = phantom(range(20))
     names = [f"phantom_{number:03d}" for number in range(20)]
-    kinds = {"the true probabilities": 1.0, "overconfident: logits × 3": 3.0, "underconfident: logits / 3": 1 / 3}
+    kinds = {"the true probabilities": 1.0, "overconfident: logits times 3": 3.0, "underconfident: logits / 3": 1 / 3}
     diagrams = {
         name: reliability(bin_statistics(changed(probabilities, factor=factor), labels, bins=20), patients=names)
         for name, factor in kinds.items()

@@ -239,7 +239,9 @@ def _choose(path: Path, members: list[zipfile.ZipInfo], keys: tuple[str, ...]) -
             return arrays[key]
     if len(arrays) != 1:
         names = ", ".join(sorted(arrays)) or "none"
-        raise FileError(f"{path.name} must hold one array, or one named {' or '.join(keys)}; its arrays: {names}.")
+        raise FileError(
+            f"{path.name} must hold one array, or one named {' or '.join(keys)}; its arrays: {names}. Save one array."
+        )
     return next(iter(arrays.values()))
 
 
