@@ -73,7 +73,7 @@ def read_array(path: Path, *, keys: tuple[str, ...] = (), peek: bool = False) ->
     """
     extension = path.suffix.lower()
     if stem_of(path) is None:
-        raise FileError(f"{path.name} must end in one of {', '.join(EXTENSIONS)}.")
+        raise FileError(f"{path.name} must end in one of {', '.join(EXTENSIONS)}. Rename or convert it.")
     with reading(path) as file:
         if extension == ".npz":
             return _read_npz(path, file, keys, peek)

@@ -372,7 +372,7 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
                 deeper += [path for path in entries if path.is_dir()]
             level = deeper
     except OSError as error:
-        raise FileError(f"{root} and the folders in it must be readable; {error}.") from error
+        raise FileError(f"{root} and the folders in it must be readable; {error}. Check their permissions.") from error
     volumes = {
         folder: {path: stem for path, stem in stems.items() if not _may_be_else(path)}
         for folder, stems in found.items()
