@@ -339,7 +339,9 @@ def test_maps_of_zeros_and_ones_are_measured_and_not_calibrated(tmp_path):
         cohorts.save(tmp_path / "P" / f"case_{i}.nii.gz", np.eye(3, dtype=np.float32)[cohorts.make_case(i + 50)[1]])
         cohorts.save(tmp_path / "L" / f"case_{i}.nii.gz", labels)
     found = audit_predictions(tmp_path / "P", tmp_path / "L", tmp_path / "out", cases=0)
-    assert found.skipped["calibrate"] == "the maps of 10 cases hold only zeros and ones, which no calibrator can mend."
+    assert (
+        found.skipped["calibrate"] == "the maps of 10 cases hold only zeros and ones, which no calibrator can improve."
+    )
 
 
 def test_label_maps_alone_are_refused(tmp_path):

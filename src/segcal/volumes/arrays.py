@@ -49,7 +49,7 @@ _NIFTI: dict[int, tuple[Any, int, bytes]] = {  # by header size: class, place of
     540: (Nifti2Header, 4, b"n+2\0"),
 }
 _PIECE_BYTES = 1 << 18
-_QUIET = logging.getLogger("segcal.nifti")  # nibabel reports each header it mends; the progress bar should not
+_QUIET = logging.getLogger("segcal.nifti")  # nibabel reports each header it corrects; the progress bar should not
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False
 
@@ -135,7 +135,7 @@ def _uncompressed(file: BinaryIO) -> tuple[BinaryIO, bool]:
 
 
 def _nifti_header(path: Path, stream: BinaryIO) -> tuple[Any, bytes]:
-    """The header, mended as nibabel does, and its bytes as they were."""
+    """The header, corrected as nibabel does, and its original bytes."""
     start = stream.read(348)
     if start[:4] in (struct.pack("<i", 540), struct.pack(">i", 540)):
         start += stream.read(540 - 348)
