@@ -84,6 +84,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 # Each in three processes, on a quiet machine; benchmarks/results has medians, ranges and the machine.
 bench: setup

@@ -42,10 +42,10 @@ def changed(probabilities: Tensor, *, factor: float = 1.0, shift: float = 0.0) -
 
 
 def calibration() -> None:
-    """Diagrams of probabilities that mean what they say, and of others that say too much or too little."""
+    """Reliability diagrams of calibrated, overconfident and underconfident probabilities."""
     probabilities, labels = phantom(range(20))
     names = [f"phantom_{number:03d}" for number in range(20)]
-    kinds = {"the true probabilities": 1.0, "too sure: logits times 3": 3.0, "not sure enough: a third of them": 1 / 3}
+    kinds = {"the true probabilities": 1.0, "overconfident: logits times 3": 3.0, "underconfident: logits / 3": 1 / 3}
     diagrams = {
         name: reliability(bin_statistics(changed(probabilities, factor=factor), labels, bins=20), patients=names)
         for name, factor in kinds.items()
@@ -104,7 +104,7 @@ def how_ace_can_be_gamed() -> None:
         for values, first, color in zip(zip(*found, strict=True), own, (VERMILION, BLUE), strict=True)
     ]
     ax.axhline(1, color=GRAY, linewidth=0.75, linestyle="--")
-    plain_axes(ax, x="what all logits are divided by", y="relative to the network")
+    plain_axes(ax, x="divisor of the logits", y="relative to the network")
     ax.set(xlim=(0.75, 2.25), ylim=(0.8, 1.4), xticks=[0.75, 1, 1.25, 1.5, 1.75, 2, 2.25], yticks=[0.8, 1, 1.2, 1.4])
     legend(ax, lines, [f"ACE (from {own[0]:.3f})", f"NLL (from {own[1]:.4f})"], loc="upper left")
     save_figure(figure, IMAGES / "concept-heat.png", dpi=DPI)
@@ -123,8 +123,8 @@ def micro_and_macro() -> None:
     off = torch.cat([changed(probabilities[:1], shift=1.5), changed(probabilities[1:], shift=-1.5)])
     stats = bin_statistics(off, labels, bins=20)
     parts = {
-        "case A says too much": stats.select(cases=[0]),
-        "case B says too little": stats.select(cases=[1]),
+        "case A: too high": stats.select(cases=[0]),
+        "case B: too low": stats.select(cases=[1]),
         "both, pooled": stats,
     }
     figure = new_figure(PAGE_IN, 3.4)

@@ -347,7 +347,7 @@ ONE_HOT = oracle.one_hot(MAP, 3)
         (with_value(THREE, (0, 1, 2, 3), -0.5), MAP, {}, RangeError, r"case 0, class 1 reaches -0\.5\."),
         (with_value(THREE, (0, 1, 2, 3), torch.inf), MAP, {}, RangeError, r"case 0, class 1 reaches inf\."),
         (with_value(THREE, (1, 0, 2, 3), torch.nan), MAP, {}, RangeError, r"case 1, class 0 contains NaN.*by mask"),
-        (THREE, MAP, {"bins": 5, "binning": Binning(5)}, ConfigError, r"bins or a binning, not both"),
+        (THREE, MAP, {"bins": 5, "binning": Binning(5)}, ConfigError, r"bins and binning must not be given together"),
         (THREE, MAP, {"bins": 0}, ConfigError, r"bins must be a whole number from 1 to 100000; got 0"),
         (
             THREE,

@@ -1,6 +1,6 @@
-"""Probabilities of medical image segmentation that mean what they say.
+"""Calibration of medical image segmentation: measure it, train for it, and calibrate after training.
 
-The public names, loaded on first use, so that `import segcal` costs nothing. Type checkers read the imports below.
+Public names are loaded on first use, so `import segcal` is fast. Type checkers read the imports below.
 """
 
 from __future__ import annotations

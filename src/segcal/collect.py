@@ -53,7 +53,9 @@ def bin_statistics(
              [1., 1.]]], dtype=torch.float64)
     """
     if bins is not None and binning is not None:
-        raise ConfigError("give bins or a binning, not both; Binning(bins=..., kernel=...) holds the bins.")
+        raise ConfigError(
+            "bins and binning must not be given together; got both. Use Binning(bins=..., kernel=...) alone."
+        )
     binning = check_binning(binning) or Binning(bins=20 if bins is None else bins)
     voxels = read_voxels(probabilities, labels, mask=mask, ignore_index=ignore_index)
     stats, _ = sums_of(voxels, binning=binning, activation="none", classes=False, backend=backend)

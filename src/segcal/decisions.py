@@ -1,6 +1,6 @@
 """What decisions on probabilities are worth: expected and true Dice, sensitivity, precision and volume at thresholds.
 
-If probabilities mean what they say, the voxels with a probability of at least t hold as many voxels of the class as the
+If probabilities are calibrated, the voxels with a probability of at least t hold as many voxels of the class as the
 sum of their probabilities: the expected true positives. Cumulative sums over fine bins give them at all thresholds at
 once, and the true ones from the sums of labels. An expectation of a ratio is taken as the ratio of expectations, which
 it approaches as volumes grow.
@@ -46,7 +46,7 @@ class ThresholdCurves:
 
     thresholds: from 0 (every voxel is decided to be of the class) to 1 + one bin (none is).
     dice, sensitivity, precision: of the decision p >= threshold against the labels; NaN where they have no value.
-    expected_dice, expected_sensitivity, expected_precision: the same if the probabilities mean what they say.
+    expected_dice, expected_sensitivity, expected_precision: the same if the probabilities are calibrated.
     volume: voxels decided; `expected_volume` and `true_volume`, (case, class), are those that are of the class.
     """
 

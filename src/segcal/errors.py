@@ -93,7 +93,7 @@ class FileError(SegcalError):
 class GridError(SegcalError):
     """Probabilities and labels that do not lie on one grid of voxels.
 
-    `segcal.evaluate` does not raise it: it records the case as a failure and goes on with the others.
+    `segcal.evaluate` does not raise it: it records the case as a failure and continues with the others.
 
     >>> issubclass(GridError, SegcalError)
     True

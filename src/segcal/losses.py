@@ -1,7 +1,7 @@
 """Losses: average calibration error alone, and the weighted sum with Dice and cross-entropy.
 
-All terms follow from sums over voxels that one pass collects (see `segcal.collect`); the gradient takes
-one pass back. What is left to do here is arithmetic on a few numbers per case and class, in float64.
+All terms follow from sums over voxels that one forward pass collects (see `segcal.collect`); the gradient takes one
+backward pass. The rest is arithmetic on a few numbers per case and class, in float64.
 """
 
 from __future__ import annotations

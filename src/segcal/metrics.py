@@ -101,10 +101,10 @@ def signed_gap(stats: BinStatistics) -> Tensor:
 
 
 def overconfidence(stats: BinStatistics) -> Tensor:
-    """The part of the ECE from bins that are too sure: further from 1/2 than their frequency, or on its other side.
+    """The part of the ECE from overconfident bins: farther from 1/2 than their frequency, or on its other side.
 
     A class given 2 % where it is there in 10 % is overconfident, as one given 98 % that is there in 90 %: the network
-    is too sure of its answer, no or yes. Whether a class is predicted too much or too little tells `signed_gap`.
+    is overconfident, for no or for yes. `signed_gap` tells whether a class is predicted too much or too little.
     The result is (case, class), float64; NaN for a case without voxels.
 
     stats: bin statistics, as `bin_statistics` collects them.
@@ -119,7 +119,7 @@ def overconfidence(stats: BinStatistics) -> Tensor:
 
 
 def underconfidence(stats: BinStatistics) -> Tensor:
-    """The part of the ECE from bins that are not sure enough: nearer to 1/2 than their frequency.
+    """The part of the ECE from underconfident bins: nearer to 1/2 than their frequency.
 
     Both parts add up to the ECE. A bin whose confidence is exactly 1/2 can only be underconfident.
     The result is (case, class), float64; NaN for a case without voxels.
@@ -135,7 +135,7 @@ def underconfidence(stats: BinStatistics) -> Tensor:
 
 
 def _sureness(stats: BinStatistics) -> Tensor:
-    """By how much a bin is surer than it may be; negative where it could be surer."""
+    """How overconfident a bin is; negative if it is underconfident."""
     return torch.where(
         stats.mean_confidence == 0.5, -stats.gap, stats.signed_gap * (stats.mean_confidence - 0.5).sign()
     )

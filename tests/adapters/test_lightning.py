@@ -345,7 +345,11 @@ def test_a_step_that_returns_something_else_is_refused_before_the_training(tmp_p
             "micro must be one of 'pooled', 'paper'; got 'macro'",
         ),
         ({"activation": "none"}, ConfigError, "background must be given with activation='none'"),
-        ({"activation": "softmax", "bins": 5, "binning": Binning(5)}, ConfigError, "give bins or a binning, not both"),
+        (
+            {"activation": "softmax", "bins": 5, "binning": Binning(5)},
+            ConfigError,
+            "bins and binning must not be given together",
+        ),
         ({"activation": "softmax", "class_names": ("bg", "x", "x")}, ConfigError, "'x' came more than once"),
     ],
 )

@@ -288,8 +288,8 @@ def test_few_patients_get_numbers_and_a_report_alone(tmp_path):
     why = "to fit and check a calibrator takes at least 5 patients; there are 4."
     assert f"calibrate is left out: {why}" in text(done)
     told = (tmp_path / "out" / "NEXT.md").read_text()
-    assert f"The step `calibrate` was left out: {why}" in told
-    assert "The step `quality` was left out: intervals that hold 90% need at least 9 patients; got 4." in told
+    assert f"The step `calibrate` was skipped: {why}" in told
+    assert "The step `quality` was skipped: intervals that hold 90% need at least 9 patients; got 4." in told
     assert "calibrate apply" not in told
     assert not (tmp_path / "out" / "calibrator.json").exists()
     assert (tmp_path / "out" / "report.html").exists()
@@ -324,7 +324,7 @@ def test_where_no_calibrator_helps_none_is_kept(folder, monkeypatch):
     assert done.exit_code == 0, done.output
     assert "no candidate lowers the ACE without a cost: nothing is changed." in text(done)
     told = (folder / "audit" / "NEXT.md").read_text()
-    assert "The step `calibrate` was left out: no candidate" in told
+    assert "The step `calibrate` was skipped: no candidate" in told
     assert "--calibrator" not in told
     assert not (folder / "audit" / "calibrator.json").exists()
     assert segcal.load_quality(folder / "audit" / "quality.json").options.calibrator_fingerprint is None
@@ -339,7 +339,9 @@ def test_maps_of_zeros_and_ones_are_measured_and_not_calibrated(tmp_path):
         cohorts.save(tmp_path / "P" / f"case_{i}.nii.gz", np.eye(3, dtype=np.float32)[cohorts.make_case(i + 50)[1]])
         cohorts.save(tmp_path / "L" / f"case_{i}.nii.gz", labels)
     found = audit_predictions(tmp_path / "P", tmp_path / "L", tmp_path / "out", cases=0)
-    assert found.skipped["calibrate"] == "the maps of 10 cases hold only zeros and ones, which no calibrator can mend."
+    assert (
+        found.skipped["calibrate"] == "the maps of 10 cases hold only zeros and ones, which no calibrator can improve."
+    )
 
 
 def test_label_maps_alone_are_refused(tmp_path):

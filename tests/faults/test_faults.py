@@ -110,13 +110,13 @@ def changes() -> list[str]:
     return [part for change in tiny.changes() for part in ("--set", change)]
 
 
-GOES_ON = "goes on from"
+RESUMES = "again to resume"
 COMMANDS = {
     "evaluate": Command(
         lambda data, out: ["evaluate", data / "maps", data / "labels", "--out", out],
         contents(".csv", ".json", ".npz"),
         "segcal.evaluation.cohort.measure_case",
-        GOES_ON,
+        RESUMES,
     ),
     "fit": Command(
         lambda data, out: [
@@ -125,13 +125,13 @@ COMMANDS = {
         ],
         contents(".json"),
         "segcal.calibration.parts.measure_case",
-        GOES_ON,
+        RESUMES,
     ),
     "apply": Command(
         lambda data, out: ["calibrate", "apply", data / "calibrator.json", data / "maps", "--out", out],
         contents(".json", ".gz"),
         "segcal.calibration.applying.open_prediction",
-        GOES_ON,
+        RESUMES,
     ),
     "compare": Command(
         lambda data, out: ["compare", data / "evaluation", "--out", out, "--resamples", 100],
@@ -150,13 +150,13 @@ COMMANDS = {
         ],
         trained,
         "segcal.training.loop.build_network",
-        GOES_ON,
+        RESUMES,
     ),
     "predict": Command(
         lambda data, out: ["predict", data / "run", "--out", out, "--split", "validation"],
         contents(".json", ".gz"),
         "segcal.training.runs.prepare_case",
-        GOES_ON,
+        RESUMES,
     ),
     "study": Command(
         lambda data, out: ["study", "run", data / "study.toml", "--out", out, "--data", f"phantom={data / 'phantom'}"],
@@ -164,7 +164,7 @@ COMMANDS = {
             name: content for name, content in contents(".csv", ".md")(out / "results").items() if name != "runs.csv"
         },
         "segcal.study.work.train",
-        GOES_ON,
+        RESUMES,
     ),
 }
 

@@ -128,7 +128,7 @@ def test_a_training_that_ends_takes_its_loaders_along(number, images, tmp_path):
     with started("train", "--out", out, "--dataset", "phantom", "--data-root", images, *changes) as process:
         wait_for((out / "log.csv").exists, 120)
         output = ends(process, number)
-    assert ("goes on from its last checkpoint" in " ".join(output.split())) == (number != signal.SIGKILL)
+    assert ("resume from the last checkpoint" in " ".join(output.split())) == (number != signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"), LONG_SIGKILL])

@@ -219,7 +219,7 @@ def test_the_calibrator_must_be_the_one_that_was_learned_with(cohort, tmp_path):
             fit_quality(cohort / "results"), cohort / "maps", tmp_path / "o", calibrator=tmp_path / "hot.json"
         )
     (tmp_path / "warm.json").rename(tmp_path / "moved.json")
-    with pytest.raises(ConfigError, match="must be given with --calibrator"):
+    with pytest.raises(ConfigError, match="Give its place with --calibrator"):
         apply_quality(learned, cohort / "maps", tmp_path / "other")
     apply_quality(learned, cohort / "maps", tmp_path / "other", calibrator=tmp_path / "moved.json")
 
@@ -298,7 +298,7 @@ def test_the_commands_do_it_all(cohort, tmp_path):
         app, ["quality", "apply", str(tmp_path / "q.json"), str(cohort / "maps"), "--out", str(tmp_path / "queue")]
     )
     assert applied.exit_code == 0, applied.output
-    assert "40 cases, the first 10 to look at" in applied.output
+    assert "40 cases, the first 10 to review" in applied.output
     wrong = run.invoke(
         app, ["quality", "fit", str(cohort / "results"), "--out", str(tmp_path / "q.json"), "--risk", "fnr"]
     )

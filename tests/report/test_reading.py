@@ -287,9 +287,7 @@ def test_of_several_the_best_that_chance_does_not_explain_is_told():
 
 def test_few_patients_are_said_to_be_few():
     alone = top({"net": make(OVER, cases=1)})
-    assert alone.sentences[0].startswith(
-        "Whether the probabilities of net mean what they say cannot be told from fewer than 5"
-    )
+    assert alone.sentences[0].startswith("Whether net is calibrated cannot be tested with fewer than 5")
     assert words(alone) == [("baseline", "unknown", "fewer than 5 patients")]
     two = top({"old": make(OVER, cases=3), "new": make(CENTERS, cases=3)})
     assert two.sentences == [

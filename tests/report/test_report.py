@@ -147,7 +147,7 @@ def test_cases_that_failed_and_notes_are_told_with_their_number_and_reason(tmp_p
     troubled = make(OVER, provenance={"failures": FAILURES, "notes": NOTES, "versions": {"torch": "2"}})
     markup = Markup(write(tmp_path, {"old": make(UNDER, provenance={"failures": FAILURES[1:]}), "new": troubled}))
     assert "6 cases, 1 class, 20 bins; 2 cases failed" in markup.text
-    assert "2 cases could not be measured and are not part of any result of this page." in markup.text
+    assert "2 cases could not be measured and are not part of any result on this page." in markup.text
     assert f"{HOSTILE[0]} new GridError: {HOSTILE[1]}" in markup.text
     assert "case_9 old RangeError: must lie in [0, 1]." in markup.text
     told = f"new: {NOTES[0]['message']} (2 cases: case_0, {HOSTILE[1]})"

@@ -178,8 +178,8 @@ def test_a_change_must_read_key_and_value():
 
 
 def test_dataset_and_root_must_be_given(tmp_path):
-    assert "data.dataset must be given, with --dataset" in refusal(dataset=None)
-    assert "data.root must be given, with --data-root" in refusal(root=None)
+    assert "data.dataset must be given; got none. Add --dataset" in refusal(dataset=None)
+    assert "data.root must be given; got none. Add --data-root" in refusal(root=None)
 
 
 def test_unknown_methods_and_presets_are_refused_with_the_known_ones():

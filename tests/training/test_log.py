@@ -103,7 +103,7 @@ def test_a_logger_that_fails_loses_no_run_and_is_told_again_when_it_is_back(root
     assert calls == [1, 2, 2, 2, 3, 4]  # epoch 2 failed twice; when it was taken, those since came, too
     assert told == [1, 2, 3, 4]
     (sentence,) = [text for text in said if text.startswith("logger")]  # once
-    assert sentence.startswith("logger 1 failed in epoch 2: ConnectionError: no route to host. Training goes on")
+    assert sentence.startswith("logger 1 failed in epoch 2: ConnectionError: no route to host. Training continues")
 
 
 def test_one_that_never_comes_back_is_named_at_the_end_and_keeps_nothing_from_the_others(tmp_path):

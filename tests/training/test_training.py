@@ -426,7 +426,9 @@ def test_a_full_disk_leaves_the_checkpoint_of_before_and_says_so(half, monkeypat
     def fill(done: int, total: int, text: str) -> None:
         monkeypatch.setattr(files.os, "fsync", full)
 
-    with pytest.raises(FileError, match=r"\.pt cannot be written: No space left on device\. The checkpoint of before"):
+    with pytest.raises(
+        FileError, match=r"\.pt cannot be written: No space left on device\. The previous checkpoint is kept"
+    ):
         train(half.config, half.out, progress=fill)
     assert {name: (half.out / name).read_bytes() for name in before} == before
     assert not [path for path in half.out.iterdir() if path.name.startswith((".last", ".best"))]

@@ -160,7 +160,9 @@ def test_a_missing_package_is_told_with_what_to_type(tmp_path, monkeypatch):
 
     path = write(tmp_path / "a.mha", LABELS)
     monkeypatch.setitem(sys.modules, "SimpleITK", None)
-    with pytest.raises(FileError, match=r"without SimpleITK, which is not installed: pip install 'segcal\[itk\]'\."):
+    with pytest.raises(
+        FileError, match=r"without SimpleITK, which is not installed\. Type: pip install 'segcal\[itk\]'\."
+    ):
         read_array(path)
 
 

@@ -335,7 +335,9 @@ def test_a_missing_package_is_told_with_what_to_type(tmp_path, monkeypatch):
 
     (tmp_path / "a.tif").write_bytes(b"II*\0")
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(FileError, match=r"without tifffile, which is not installed: pip install 'segcal\[images\]'\."):
+    with pytest.raises(
+        FileError, match=r"without tifffile, which is not installed\. Type: pip install 'segcal\[images\]'\."
+    ):
         read_array(tmp_path / "a.tif")
 
 

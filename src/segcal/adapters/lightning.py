@@ -86,9 +86,13 @@ class CalibrationMonitor(Callback):
         one_of("activation", activation, get_args(Activation))
         one_of("micro", micro, get_args(MicroReading))
         if bins is not None and binning is not None:
-            raise ConfigError("give bins or a binning, not both; Binning(bins=..., kernel=...) holds the bins.")
+            raise ConfigError(
+                "bins and binning must not be given together; got both. Use Binning(bins=..., kernel=...) alone."
+            )
         if background is None and activation == "none":
-            raise ConfigError("background must be given with activation='none': True if the first class counts.")
+            raise ConfigError(
+                "background must be given with activation='none'; got none. Set True if the first class counts."
+            )
         self.activation, self.micro, self.ignore_index, self.read = activation, micro, ignore_index, read
         self.binning = binning or Binning(20 if bins is None else bins)
         self.class_names = None if class_names is None else tuple(class_names)

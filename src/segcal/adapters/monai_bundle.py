@@ -110,7 +110,10 @@ def export_bundle(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileError(f"{out} must be a new or an empty folder; something is there. Choose another --out.")
     if isinstance(run.network, Flat):
-        raise ConfigError(f"the run must be one of volumes, as bundles are; the network of {run.folder} has two axes.")
+        raise ConfigError(
+            f"the run must be one of volumes, as bundles are; the network of {run.folder} has two axes."
+            " Export a run of 3-D images."
+        )
     inference = _inference(run, calibrator)
     metadata = _metadata(run, calibrator, authors, copyright)
     _check_plain([metadata, run.config.network.options])

@@ -37,7 +37,7 @@ def audit_predictions(
     Writes report.html, calibrator.json, quality.json, NEXT.md, candidates.csv with all calibrators that were tried, and
     two folders as `evaluate` writes them: before, the predictions as they are, and calibrated, each case through a
     calibrator that was fitted without its patient. A step that cannot be done with what is there is left out, and
-    said. Interrupted and called again, it goes on; what is done is done again only where files or options have changed.
+    said. An interrupted call resumes when repeated; finished steps are repeated only if files or options have changed.
     Raises what `evaluate` raises, and SegcalError where not a single case can be measured.
 
     predictions: folder of probability maps that a network made of cases it was not trained on, or a model folder of

@@ -1,6 +1,6 @@
 """The steps of an audit, one after the other; a step that is done already, of the same files and options, stays.
 
-What a step was made of is a key in audit.json. Work inside of a step goes on where it was by itself: each function
+What a step was made of is a key in audit.json. Work inside a step resumes by itself: each function
 that is called here keeps what it has done.
 """
 
@@ -267,7 +267,7 @@ def _hard(outcome: Outcome) -> str:
     hard = {case for note in outcome.notes if note.kind == HARD_DECISIONS for case in note.cases}
     if not hard.issuperset(outcome.evaluation.cases):
         return ""
-    return f"the maps of {counted(len(hard), 'case')} hold only zeros and ones, which no calibrator can mend."
+    return f"the maps of {counted(len(hard), 'case')} hold only zeros and ones, which no calibrator can improve."
 
 
 def _candidates(choice: Choice) -> str:

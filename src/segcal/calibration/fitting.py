@@ -76,7 +76,7 @@ def fit_calibrator(
     """Fit a calibrator to all cases that both folders have, write it to `out`, and cross-validate it over patients.
 
     A case that cannot be read or makes no sense is a failure with a sentence, and is left out of the fit. Interrupted
-    and called again, it goes on where it was. Neither that nor the number of workers or cores changes what is found.
+    and called again, it resumes. Neither that nor the number of workers or cores changes what is found.
     Raises ConfigError for options that cannot be used, SegcalError where no fit is best.
 
     predictions: folder of probability maps or logits that the network made of cases it was not trained on.

@@ -1,6 +1,6 @@
 """The pieces of a fit, each kept in a file under the name of all that it depends on, until the calibrator is there.
 
-Whoever asks for a piece gets the one that is kept, or makes it. So an interrupted fit goes on where it was, and pieces
+Whoever asks for a piece gets the one that is kept, or makes it. So an interrupted fit resumes, and pieces
 that other processes have made are found (see `ahead`).
 """
 

@@ -50,7 +50,9 @@ class Temperature(LinearCalibrator):
         super().__init__(activation=activation, objective=objective, voxels=voxels, seed=seed)
         one_of("protocol", protocol, ("optimum", "one-epoch"))
         if protocol == "one-epoch" and (objective != "nll" or voxels is not None):
-            raise ConfigError("the protocol 'one-epoch' takes every voxel and the objective 'nll'.")
+            raise ConfigError(
+                "the protocol 'one-epoch' takes every voxel and the objective 'nll'. Leave out voxels and objective."
+            )
         self.protocol = protocol
         if temperature is not None:
             if not COLDEST <= temperature <= HOTTEST:

@@ -288,7 +288,7 @@ class LocalTemperature(Calibrator):
         )  # fmt: skip
 
     def temperatures(self, logits: Tensor, *, image: Tensor | None = None) -> Tensor:
-        """(1, ...) of (class, ...) logits; (class, ...) for a sigmoid. To look at: where was the network too sure?"""
+        """(1, ...) of (class, ...) logits; (class, ...) for a sigmoid. For inspection."""
         self.check(logits)
         return self._temperatures(self._smoothed(logits), image)
 

@@ -81,7 +81,9 @@ class Comparison:
         if tuple(asked.values()) not in self._index:
             for i, (field, value) in enumerate(asked.items()):
                 one_of(field, value, tuple(dict.fromkeys(key[i] for key in self._index)))
-            raise ConfigError(f"there is no entry with all of these names: {asked}.")
+            raise ConfigError(
+                f"there is no entry with all of these names: {asked}. Check the method, class and metric."
+            )
         return self._index[tuple(asked.values())]
 
     @cached_property

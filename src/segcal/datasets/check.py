@@ -198,7 +198,7 @@ def off_grid(path: Path, stored: StoredArray, first_path: Path, first: StoredArr
     """The sentence on two files of a case that lie on two grids."""
     return (
         f"{path.name} and {first_path.name} must lie on one grid; they are {_place(stored)} and "
-        f"{_place(first)}. Resample one of them, or mend its header."
+        f"{_place(first)}. Resample one of them, or correct its header."
     )
 
 

@@ -101,7 +101,9 @@ def classes_of(path: Path, labels: Any) -> tuple[tuple[str, ...], tuple[int, ...
         named = names_by_value(path, ((int(value), name) for value, name in labels.items()))
         labels = {name: value for value, name in named.items()}
     if IGNORE in labels:
-        raise ConfigError(f"{path}: labels must not contain 'ignore': training cannot leave voxels out yet.")
+        raise ConfigError(
+            f"{path}: labels must not contain 'ignore': training cannot ignore voxels yet. Remove the label."
+        )
     members = label_members(labels)
     if members is None:
         raise FileError(

@@ -78,7 +78,7 @@ def evaluate(
 
     Writes cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv, in the place of those
     that are there; where no case could be measured, failures.csv alone. A case that cannot be read or makes no sense
-    is a failure with a sentence; it does not stop the others. Interrupted and called again, it goes on. Raises
+    is a failure with a sentence; it does not stop the others. An interrupted call resumes when repeated. Raises
     ConfigError where options contradict each other or the files, and where no prediction has a label map.
 
     predictions: Folder of probability maps, or one file: NIfTI, .npy, or .npz as nnU-Net writes it.

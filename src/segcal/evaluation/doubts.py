@@ -25,7 +25,7 @@ MEANINGS = {
     CONTRADICTING_HEADERS: "the headers of prediction and label give several places (sform, qform, voxel sizes), of "
     "which only some agree.",
 }
-"""What is told of each doubt."""
+"""The message for each kind of doubt."""
 OF_GRIDS = (BARE_HEADER, CONTRADICTING_HEADERS)
 _BLOCK = 1 << 15  # voxels looked at before it is asked whether the rest still matters
 _NEAR = 1e-3  # of a sum to 1; logits never come that close everywhere

@@ -70,7 +70,7 @@ def measure_case(
         ignored = (
             "" if options.ignore_index is None else f" whose label is not {options.ignore_index}, which is ignored"
         )
-        raise ShapeError(f"the volume must have voxels{ignored}; it has none.")
+        raise ShapeError(f"the volume must have voxels{ignored}; it has none. Check the file.")
     doubts = (*doubts, HARD_DECISIONS) if watch.hard else doubts
     if raters is None:
         return Measured(sums, doubts, {} if bands is None else bands.of_case(sums))

@@ -199,7 +199,10 @@ def counted_voxels(labels: Array, options: Options) -> Array | slice:
     if options.ignore_index is None:
         return slice(None)
     if labels.ndim != 1:
-        raise ShapeError(f"labels must be one map for a label to be ignored; got {len(labels)} channels.")
+        raise ShapeError(
+            f"labels must be one map for a label to be ignored; got {len(labels)} channels."
+            " Use label maps with one channel."
+        )
     keep: Array = labels != options.ignore_index
     return slice(None) if keep.all() else keep
 
@@ -209,10 +212,14 @@ def places_of(labels: Array, channels: int, options: Options) -> Array:
     if options.values is None:
         return labels
     if labels.ndim != 1:
-        raise ShapeError(f"labels must be one map for their values to be told; got {len(labels)} channels.")
+        raise ShapeError(
+            f"labels must be one map for their values to be told; got {len(labels)} channels."
+            " Use label maps with one channel."
+        )
     if len(options.values) != (2 if channels == 1 else channels):
         raise ShapeError(
             f"predictions must have a channel for each label value {list(options.values)}; they have {channels}."
+            " Use the maps of these labels."
         )
     order = np.argsort(options.values)
     known = np.array(options.values)[order]
@@ -239,7 +246,7 @@ def _collect(
     confidences = (above + np.arange(fine_bins) * counts) / fine_bins
     if not np.isfinite(confidences).all():
         bad = int(np.argwhere(~np.isfinite(confidences))[0][0])
-        raise RangeError(f"probabilities must be numbers; class {bad} contains NaN.")
+        raise RangeError(f"probabilities must be numbers; class {bad} contains NaN. Check the network for overflow.")
     bins = np.array([counts, confidences, label_moments[..., 0]])
     return bins, np.array([squared_error(class_sums), class_sums[:, CROSS_ENTROPY], class_sums[:, VOXELS]])
 
@@ -352,7 +359,10 @@ def _members(labels: Array, members: Sequence[Sequence[int]]) -> Array:
 
 def _matching(labels: Array, channels: int) -> Array:
     if len(labels) != channels:
-        raise ShapeError(f"labels must have a channel for each of {channels} predicted ones; they have {len(labels)}.")
+        raise ShapeError(
+            f"labels must have a channel for each of {channels} predicted ones; they have {len(labels)}."
+            " Use labels with as many channels."
+        )
     if not np.isin(labels, (0, 1)).all():
         raise _unknown_label(labels, (0, 1))
     return labels.astype(np.uint8)

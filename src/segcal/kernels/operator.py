@@ -96,8 +96,9 @@ def _(inputs: Tensor, *_: object) -> Tensor:
 
 def _no_second_derivative(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
     raise SegcalError(
-        "segcal's sums have first derivatives alone; a gradient of their gradient (create_graph=True, a gradient "
-        "penalty) must leave the calibration term, Dice and cross-entropy of segcal out."
+        " "
+        "segcal's losses must not be differentiated twice; they have first derivatives only (no create_graph=True, no "
+        "gradient penalty). Leave their terms out of the second derivative."
     )
 
 

@@ -145,7 +145,8 @@ def label_components(mask: Array, connectivity: int) -> tuple[Array, int]:
 
         labels, number = ndimage.label(mask, ndimage.generate_binary_structure(mask.ndim, CONNECTIVITIES[connectivity]))
     else:
-        labels, number = cc3d.connected_components(np.ascontiguousarray(mask), connectivity=connectivity, return_N=True)
+        find: Any = cc3d.connected_components  # its types know no whole number that is computed
+        labels, number = find(np.ascontiguousarray(mask), connectivity=connectivity, return_N=True)
     return labels, int(number)
 
 

@@ -93,9 +93,9 @@ def volume_differences(ax: Axes, found: Mapping[str, ClassAgreement], colors: Ma
 
 
 KEYS: dict[Draw, tuple[tuple[str, Any], ...]] = {
-    dice_promises: (("promise kept", DASHED),),
+    dice_promises: (("expected = actual", DASHED),),
     risk_and_coverage: (("by expected DSC", "-"), ("ideal order", DASHED), ("random order", DOTTED)),
-    dice_over_thresholds: (("against the labels", "-"), ("as promised", DASHED)),
+    dice_over_thresholds: (("against the labels", "-"), ("expected", DASHED)),
     volume_differences: (("mean difference", "-"), ("95 % limits of agreement", DASHED)),
 }
 """What the lines of each figure mean, for its legend."""

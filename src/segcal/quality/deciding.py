@@ -1,7 +1,7 @@
 """Write label maps of a folder of predictions: the most probable class, or what reaches a threshold.
 
 A case is read in slabs, twice where the decision needs its sums first; what is held is the file (if it is compressed)
-and the labels. Each case leaves a small file of what was decided, so that a run goes on where it was stopped.
+and the labels. Each case leaves a small file of what was decided, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def decide(
 
     Images have the header of the map. Arrays become .npy files, or images in the place of the label map beside them, as
     nnU-Net has them. Labels have the smallest integer type. Classes that overlap, and regions, have a channel each.
-    Interrupted and called again, it goes on; a case that fails does not stop the others. ConfigError where options
+    An interrupted call resumes when repeated; a case that fails does not stop the others. ConfigError where options
     contradict each other or the files.
 
     predictions: folder of probability maps or logits, or one file; whatever `evaluate` reads.

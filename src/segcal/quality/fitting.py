@@ -91,8 +91,7 @@ class Quality:
             if calibrator is not None:
                 raise
             raise ConfigError(
-                f"the quality file was learned with a calibrator, which must be given with --calibrator: {path} cannot "
-                f"be read."
+                f"the calibrator of the quality file must be readable; {path} is not. Give its place with --calibrator."
             ) from error
         if found != wanted:
             raise ConfigError(

@@ -30,7 +30,7 @@ ROWS = (
     "Rank correlation",
     "Area under risk and coverage",
     "Best threshold",
-    "Threshold that is promised to be best",
+    "Best expected threshold",
     "Volume bias, decided",
     "Volume bias, expected",
 )
@@ -103,7 +103,7 @@ def _table(found: ClassAgreement, unit: str) -> list[tuple[str, str]]:
         (_signed(dice.rank_correlation, 2), ""),
         (number(risk.area), f"ideal {number(risk.ideal_area)}, random {number(risk.random_area)}"),
         (number(best.threshold, 2), f"DSC {number(best.dice)}, decision {number(curves.decision_dice)}"),
-        (number(promised.threshold, 2), f"DSC {number(promised.dice)}, promised {number(promised.expected_dice)}"),
+        (number(promised.threshold, 2), f"DSC {number(promised.dice)}, expected {number(promised.expected_dice)}"),
         _volume(found.decided_volume, unit),
         _volume(found.expected_volume, unit),
     ]

@@ -115,10 +115,7 @@ def _state(method: str, calibration: Calibration, *, still: bool = False) -> str
         case "none":
             return f"{method} has no calibration error: no class has a value."
         case "unknown":
-            return (
-                f"Whether the probabilities of {method} mean what they say cannot be told from fewer than "
-                f"{FEWEST_PATIENTS} patients."
-            )
+            return f"Whether {method} is calibrated cannot be tested with fewer than {FEWEST_PATIENTS} patients."
         case "off":
             name, verdict = next(iter(calibration.off.items()))
             return f"{start}{method} {verdict.verb} {name}: {verdict.where}."

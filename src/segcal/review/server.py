@@ -131,7 +131,7 @@ def _json(content: bytes, *, status: int = 200) -> Response:
 async def _body(request: Request) -> Any:
     """The JSON of a request; refused before it is read where it is too long or something else."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise ConfigError("a decision must come as application/json.")
+        raise ConfigError("a decision must come as application/json. Reload the page.")
     content = b""
     async for part in request.stream():
         content += part
@@ -150,10 +150,10 @@ def _asked(content: Any, known: set[str]) -> tuple[ReviewDecision, int]:
         "seen": lambda value: isinstance(value, int) and not isinstance(value, bool),
     }
     if not isinstance(content, dict) or set(content) != set(fields):
-        raise ConfigError(f"a decision must have {', '.join(fields)}, and no more.")
+        raise ConfigError(f"a decision must have {', '.join(fields)}, and no more. Reload the page.")
     for name, fits in fields.items():
         if not fits(content[name]):
-            raise ConfigError(f"{name} must be {'a whole number' if name == 'seen' else 'a text'}.")
+            raise ConfigError(f"{name} must be {'a whole number' if name == 'seen' else 'a text'}. Reload the page.")
     if content["case"] not in known:
         raise ConfigError(f"the case must be one of the {len(known)} under review; got {content['case']!r}.")
     seen = content.pop("seen")

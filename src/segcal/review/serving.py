@@ -97,7 +97,7 @@ def _volumes(results: list[Result], predictions: Any, labels: Any, images: Any) 
             raise ConfigError(f"predictions must be of the results {', '.join(names)}; got {unknown[0]!r}.")
         maps = {name: Path(given) for name, given in predictions.items()}
     elif predictions is not None and len(results) > 1:
-        raise ConfigError(f"predictions must say of which results they are, as NAME=FOLDER: {', '.join(names)}.")
+        raise ConfigError(f"predictions must name their results: {', '.join(names)}. Write NAME=FOLDER.")
     else:
         maps = {} if predictions is None else {names[0]: Path(predictions)}
     if images is not None and not Path(images).is_dir():

@@ -285,7 +285,10 @@ def _study(name: str, content: Mapping[str, Any], folder: Path | None) -> Study:
             )
         one_of(f"the study {name}: datasets.{label}.dataset", dataset.dataset, dataset_names())
         if dataset.root is None and dataset.dataset != PHANTOM:
-            raise ConfigError(f"the study {name}: datasets.{label}.root must be given; only the phantom needs none.")
+            raise ConfigError(
+                f"the study {name}: datasets.{label}.root must be given; only the phantom needs none."
+                " Add it to the file."
+            )
     return Study(name, _with_split_files(config, folder) if folder else config, folder)
 
 

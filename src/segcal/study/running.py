@@ -59,7 +59,7 @@ def run_study(
     rule: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Results:
-    """Do all runs of a study that are not done, then compare, draw and report; started again, it goes on.
+    """Do all runs of a study that are not done, then compare, draw and report; repeated, it resumes.
 
     With several `jobs`, so many processes share the runs (and the cores, or the GPUs). An `executor` does them
     elsewhere, as `segcal.adapters.dask.DaskCluster`. What failed or is missing is in the results' remarks.

@@ -16,15 +16,15 @@ _ZIP = b"PK\x03\x04"  # torch.load also takes its form of before 1.6, a row of p
 
 
 class UnsavedError(WriteError, FileError):
-    """A checkpoint that cannot be written; the one of before stands."""
+    """A checkpoint that cannot be written; the previous one is kept."""
 
     def __str__(self) -> str:
-        kept = "The checkpoint of before stands: make room, and the same command goes on from it."
+        kept = "The previous checkpoint is kept. Free some space and run the same command again to resume."
         return f"{super().__str__()} {kept}"
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint; the one of before stands until the new one is whole."""
+    """Write a checkpoint; the previous one is kept until the new one is complete."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     try:

@@ -261,7 +261,9 @@ class RunConfig(Section):
             }
         )
         if whole.data.intensity == "window" and whole.data.window is None:
-            raise ConfigError("data.window must be two numbers, the ends of the window, for data.intensity = 'window'.")
+            raise ConfigError(
+                "data.window must be two numbers for data.intensity = 'window'. Set the ends of the window."
+            )
         return whole
 
 
@@ -383,7 +385,8 @@ def _validated(content: dict[str, Any], source: str) -> RunConfig:
     for key in ("dataset", "root"):
         if isinstance(data, Mapping) and not data.get(key):
             raise ConfigError(
-                f"{source}: data.{key} must be given, with --{'data-' * (key == 'root')}{key} or in a file."
+                f"{source}: data.{key} must be given; got none."
+                f" Add --{'data-' * (key == 'root')}{key} or set it in a file."
             )
     try:
         config = RunConfig.model_validate(content)

@@ -101,8 +101,8 @@ class _Listener:
         except Exception as error:  # whatever a server or its client may raise
             if not self.failed:
                 self.say(
-                    f"{self.name} failed in epoch {epoch}: {type(error).__name__}: {error}. Training goes on, and with "
-                    f"each epoch tells it again what it did not take."
+                    f"{self.name} failed in epoch {epoch}: {type(error).__name__}: {error}. Training continues. "
+                    f"The missed epochs are sent again with each further epoch."
                 )
             self.failed = True
 

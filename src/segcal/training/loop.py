@@ -1,7 +1,7 @@
 """The training loop: epochs of patches, validation on whole images, a checkpoint after every epoch.
 
-Everything random follows from the seed and the epoch, so a run that was killed and started again with the same
-command goes on from its last checkpoint and ends, on one CPU process, with the same weights.
+Everything random follows from the seed and the epoch, so a killed run that is started again with the same
+command resumes from its last checkpoint and ends, on one CPU process, with the same weights.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def train(
 
     Prepared images are kept in `prepared` (beside `out` by default), which runs on the same data share. Each of
     `loggers` is called with an epoch and its values by name, as they are on TensorBoard, once the epoch's checkpoint
-    stands; a run that goes on tells the last epoch before again, since it may have been lost. Under torchrun every
+    stands; a resumed run sends the last epoch before again, since it may have been lost. Under torchrun every
     process calls this; the first one writes, tells its `loggers`, reports its `progress`, and has its `say`. The lock
     of `out` is taken, unless the caller has `held` it already, for more than the training.
     """

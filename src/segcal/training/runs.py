@@ -385,7 +385,10 @@ def _write_pictures(paths: Sequence[Path], values: Tensor, case: DataCase, dtype
             write_npy(file, np.ascontiguousarray(numbers))
         return
     if numbers.ndim > 3:
-        raise FileError(f"{case.name}: maps of a stack must be written as float32; {dtype} is written as PNG images.")
+        raise FileError(
+            f"{case.name}: maps of a stack must be written as float32; {dtype} is written as PNG images."
+            " Leave out --dtype."
+        )
     with ExitStack() as stack:  # all files appear together
         for path, row in zip(paths, in_steps(numbers, STEPS[dtype]), strict=True):
             write_png(stack.enter_context(new_file(path)), row)

@@ -49,7 +49,7 @@ _NIFTI: dict[int, tuple[Any, int, bytes]] = {  # by header size: class, place of
     540: (Nifti2Header, 4, b"n+2\0"),
 }
 _PIECE_BYTES = 1 << 18
-_QUIET = logging.getLogger("segcal.nifti")  # nibabel reports each header it mends; the progress bar should not
+_QUIET = logging.getLogger("segcal.nifti")  # nibabel reports each header it corrects; the progress bar should not
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False
 
@@ -73,7 +73,7 @@ def read_array(path: Path, *, keys: tuple[str, ...] = (), peek: bool = False) ->
     """
     extension = path.suffix.lower()
     if stem_of(path) is None:
-        raise FileError(f"{path.name} must end in one of {', '.join(EXTENSIONS)}.")
+        raise FileError(f"{path.name} must end in one of {', '.join(EXTENSIONS)}. Rename or convert it.")
     with reading(path) as file:
         if extension == ".npz":
             return _read_npz(path, file, keys, peek)
@@ -135,7 +135,7 @@ def _uncompressed(file: BinaryIO) -> tuple[BinaryIO, bool]:
 
 
 def _nifti_header(path: Path, stream: BinaryIO) -> tuple[Any, bytes]:
-    """The header, mended as nibabel does, and its bytes as they were."""
+    """The header, corrected as nibabel does, and its original bytes."""
     start = stream.read(348)
     if start[:4] in (struct.pack("<i", 540), struct.pack(">i", 540)):
         start += stream.read(540 - 348)
@@ -239,7 +239,9 @@ def _choose(path: Path, members: list[zipfile.ZipInfo], keys: tuple[str, ...]) -
             return arrays[key]
     if len(arrays) != 1:
         names = ", ".join(sorted(arrays)) or "none"
-        raise FileError(f"{path.name} must hold one array, or one named {' or '.join(keys)}; its arrays: {names}.")
+        raise FileError(
+            f"{path.name} must hold one array, or one named {' or '.join(keys)}; its arrays: {names}. Save one array."
+        )
     return next(iter(arrays.values()))
 
 

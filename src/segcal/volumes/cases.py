@@ -240,7 +240,7 @@ class Case:
     def _views(self) -> list[NDArray[Any]]:
         """Of labels and predictions, all on the grid."""
         if not self._labels:
-            raise FileError(f"{self.name}: the case must be open; it has been closed.")
+            raise FileError(f"{self.name}: the case must be open; it has been closed. Open it again.")
         return [*(labels.view for labels in self._labels), *self._prediction.views(self.watch)]
 
     def _block(self, views: list[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -320,7 +320,10 @@ def _drawn(
     """The label maps of all raters of a case, on the grid of the first; that one alone where there are no raters."""
     if files.rater_channels:
         if len(first.view) < 2:
-            raise ShapeError(f"{files.name}: labels must have a channel for each rater; {files.label.name} has one.")
+            raise ShapeError(
+                f"{files.name}: labels must have a channel for each rater; {files.label.name} has one."
+                " Save one channel per rater."
+            )
         return [Labels(first.stored, first.view[i : i + 1], f"rater {i + 1}") for i in range(len(first.view))]
     if not files.raters:
         return [first]
@@ -357,9 +360,13 @@ def _open_mean(files: CaseFiles, label: StoredArray, ignored: int | None) -> Cas
             raise ShapeError(
                 f"{files.name}: members must have the same classes; {members[0].folder} has {numbers[0]} channels and "
                 f"{member.folder} {number}."
+                " Use maps of the same classes."
             )
         if own.__array_interface__ != label_view.__array_interface__:
-            raise GridError(f"{files.name}: labels must be read alike for all members; {member.folder} differs.")
+            raise GridError(
+                f"{files.name}: labels must be read alike for all members; {member.folder} differs."
+                " Use maps with the same options."
+            )
 
     def load(member: MemberFiles) -> list[Source]:
         stored, (_, views, _) = _fit_member(files.name, label, member)
@@ -500,7 +507,7 @@ def whole_numbers(case: str, block: NDArray[Any], label: StoredArray) -> NDArray
     if kind.kind == "f" or label.scaled:
         return _rounded(case, numbers, label)
     if kind == np.uint64 and numbers.max() > np.iinfo(np.int64).max:
-        raise FileError(f"{case}: labels must fit 64 bits with a sign; one is {numbers.max()}.")
+        raise FileError(f"{case}: labels must fit 64 bits with a sign; one is {numbers.max()}. Correct the labels.")
     if kind.kind == "b":
         return numbers.astype(np.uint8)
     keep = kind if kind in (np.dtype(np.uint8), np.dtype(np.int16)) else np.dtype(np.int64)
@@ -520,6 +527,6 @@ def _rounded(case: str, numbers: NDArray[Any], label: StoredArray) -> NDArray[An
         near = np.abs(meant - whole) <= 1e-4 + min(step / 2, 0.1)
     wrong = ~(near & (np.abs(meant) < 2**53))  # NaN is not near anything
     if wrong.any():
-        raise FileError(f"{case}: labels must be whole numbers; one is {meant[wrong][0]:.6g}.")
+        raise FileError(f"{case}: labels must be whole numbers; one is {meant[wrong][0]:.6g}. Correct the labels.")
     integers: NDArray[Any] = whole.astype(np.int64)
     return integers

@@ -151,7 +151,10 @@ def pair_cases(predictions: Path, labels: Path) -> Pairing:
     for what, folder in (("predictions", predictions), ("labels", labels)):
         if not folder.is_dir():
             found = "is a file and the other is not" if folder.is_file() else "does not exist"
-            raise FileError(f"{what} must be a folder, or predictions and labels a file each; {folder} {found}.")
+            raise FileError(
+                f"{what} must be a folder, or predictions and labels a file each; {folder} {found}."
+                " Give two folders or two files."
+            )
     label_claims = _label_claims(labels)
     known = {name for claim in label_claims for name in claim.names if name is not None}
     prediction_claims = claims_of_predictions(predictions, known=known)
@@ -221,7 +224,9 @@ def _match(predictions: Sequence[Claim], labels: Sequence[Claim]) -> dict[str, t
             for what, claims in (("predictions", offered[name]), ("labels", wanted[name])):
                 if len(claims) > 1:
                     one, other = sorted(str(claim.files[0]) for claim in claims)[:2]
-                    raise FileError(f"{what} of case {name} must be one; {one} and {other} both claim it.")
+                    raise FileError(
+                        f"{what} of case {name} must be one; {one} and {other} both claim it. Remove one of them."
+                    )
             matches[name] = offered[name][0], wanted[name][0]
             taken.update(matches[name])
     return matches
@@ -295,12 +300,18 @@ def _class_groups(
         numbers = [number for number, _ in files]
         for (number, one), (next_number, other) in pairwise(files):
             if number == next_number:
-                raise FileError(f"class {number} of case {name} must be one file; {one} and {other} both claim it.")
+                raise FileError(
+                    f"class {number} of case {name} must be one file; {one} and {other} both claim it."
+                    " Remove one of them."
+                )
         if len(files) < 2 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             continue
         paths = tuple(path for _, path in files)
         if name in groups:
-            raise FileError(f"predictions of case {name} must be one; {groups[name][0]} and {paths[0]} both claim it.")
+            raise FileError(
+                f"predictions of case {name} must be one; {groups[name][0]} and {paths[0]} both claim it."
+                " Remove one of them."
+            )
         groups[name] = paths
     return groups
 
@@ -361,7 +372,7 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
                 deeper += [path for path in entries if path.is_dir()]
             level = deeper
     except OSError as error:
-        raise FileError(f"{root} and the folders in it must be readable; {error}.") from error
+        raise FileError(f"{root} and the folders in it must be readable; {error}. Check their permissions.") from error
     volumes = {
         folder: {path: stem for path, stem in stems.items() if not _may_be_else(path)}
         for folder, stems in found.items()

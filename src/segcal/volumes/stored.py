@@ -90,19 +90,19 @@ def reading(path: Path) -> Iterator[BinaryIO]:
     """The file, opened; whatever goes wrong with it is a `FileError`."""
     try:
         if not path.is_file():  # opening a pipe would wait for ever
-            raise FileError(f"{path.name} must be a file; {_no_file(path)}.")
+            raise FileError(f"{path.name} must be a file; {_no_file(path)}. Check the path.")
         with path.open("rb") as file:
             if path.stat().st_size == 0:
-                raise FileError(f"{path.name} must hold an array; the file is empty.")
+                raise FileError(f"{path.name} must hold an array; the file is empty. Create the file again.")
             yield file
     except FileError:
         raise
     except EOFError as error:
-        raise FileError(f"{path.name} must be complete; it ends too early (a broken copy?).") from error
+        raise FileError(f"{path.name} must be complete; it ends too early (a broken copy?). Copy it again.") from error
     except Exception as error:  # whatever a parser trips over in a broken file
         kind = _KINDS.get(path.suffix.lower(), "a NIfTI image")
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise FileError(f"{path.name} must be {kind}; it cannot be read ({reason}).") from error
+        raise FileError(f"{path.name} must be {kind}; it cannot be read ({reason}). Create the file again.") from error
 
 
 def _no_file(path: Path) -> str:
@@ -117,7 +117,7 @@ def needed(module: str, extra: str, path: Path) -> Any:
         return import_module(module)
     except ImportError as error:
         raise FileError(
-            f"{path.name} cannot be read without {module}, which is not installed: pip install 'segcal[{extra}]'."
+            f"{path.name} cannot be read without {module}, which is not installed. Type: pip install 'segcal[{extra}]'."
         ) from error
 
 
@@ -145,4 +145,4 @@ def check_size(path: Path, announced: int, *, compressed: bool) -> None:
 
 def refuse(path: Path, reason: str) -> NoReturn:
     """Say why a file is not read."""
-    raise FileError(f"{path.name} must be a readable image; {reason}.")
+    raise FileError(f"{path.name} must be a readable image; {reason}. Create the file again.")

@@ -161,7 +161,7 @@ def header_like(path: Path) -> Any:
 
 
 def new_header(geometry: Geometry) -> Any:
-    """A NIfTI header for this place, in millimetres; one that does not know its place says nothing of it."""
+    """A NIfTI header for this place, in millimeters; one that does not know its place says nothing of it."""
     kind: Any = Nifti1Header  # nibabel has no types
     header = kind()
     header.set_data_shape((1, 1, 1))

@@ -99,7 +99,7 @@ function curve({ x, y }, xs, ys, kind) {
 
 function riskChart(records, title) {
   const most = Math.max(0.01, ...records.flatMap(({ risk }) => risk[1]));
-  const chart = plainChart({ title, xTicks: TICKS, yTicks: roundTicks(0, most), xName: "share of cases taken, best promise first", yName: "mean of 1 − DSC" });
+  const chart = plainChart({ title, xTicks: TICKS, yTicks: roundTicks(0, most), xName: "share of cases taken, highest expected DSC first", yName: "mean of 1 − DSC" });
   for (const { method, risk, chance } of records) {
     const [coverage, ordered, ideal] = risk;
     if (!coverage.length) continue;
@@ -174,7 +174,7 @@ function decisionTable(records) {
     });
     return html("tr", {}, html("th", { scope: "row", text: name }), ...cells);
   });
-  const caption = html("caption", { class: "hidden", text: "What decisions promised, and what came of them" });
+  const caption = html("caption", { class: "hidden", text: "Expected and actual quality of decisions" });
   const head = html("thead", {}, html("tr", {}, html("th", { scope: "col", text: "Quantity" }), ...heads));
   return html("table", {}, caption, head, html("tbody", {}, ...rows));
 }
@@ -188,9 +188,9 @@ function drawDecisions() {
     ? volumeChart(records, `Bland–Altman, ${name}`)
     : html("p", { class: "notes", text: "Volumes are compared class by class: choose a class above." });
   document.getElementById("decisions-figures").replaceChildren(
-    described("Expected and actual DSC", `${DOTS} On the dashed line the promise was kept; below it too much was promised.`, promiseChart(records, `Expected and actual DSC, ${name}`)),
+    described("Expected and actual DSC", `${DOTS} On the dashed line expected and actual DSC agree; below it the DSC is overestimated.`, promiseChart(records, `Expected and actual DSC, ${name}`)),
     described("Risk and coverage", "Solid: cases in the order of their expected DSC. Dashed: ideal order. Dotted: random order.", riskChart(records, `Risk and coverage, ${name}`)),
-    described("Thresholds", "Solid: against the labels. Dashed: as promised. Dots: the largest mean DSC of each.", thresholdChart(records, quantity, `Threshold curves, ${name}`)),
+    described("Thresholds", "Solid: against the labels. Dashed: expected. Dots: the largest mean DSC of each.", thresholdChart(records, quantity, `Threshold curves, ${name}`)),
     described("Volumes (Bland–Altman)", records[0].volumes ? `${DOTS} Solid: mean difference. Dashed: 95 % limits of agreement.` : "", volumes),
   );
   document.getElementById("decisions-table").replaceChildren(decisionTable(records));
