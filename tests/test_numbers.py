@@ -2,6 +2,7 @@
 
 import math
 import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from segcal import Evaluation, EvaluationAccumulator, OverlapCounts, ScoreSums, 
 from segcal.calibrators import Temperature, make_calibrator
 from segcal.evaluation.band_tables import side_of
 from segcal.evaluation.bands import band_codes
+from segcal.evaluation.cohort import evaluate
 from segcal.evaluation.decisions import agreement_of
 from segcal.evaluation.diagrams import normalize, pareto_front, reliability, reliability_histogram
 from segcal.evaluation.groups import Groups
 from segcal.evaluation.intervals import holm
+from segcal.evaluation.raters import read_rater_rows
 from segcal.lesions.case import Lesion
 from segcal.lesions.components import Rules, match_components
 from segcal.lesions.numbers import groups_of, summarize
@@ -242,6 +245,71 @@ def of_lesions():
     yield "size groups"
 
 
+def of_raters():
+    """Six voxels, decided where p >= 1/2; one rater drew two of them, the other four."""
+    p = np.array([0.95, 0.85, 0.65, 0.45, 0.25, 0.05])
+    masks = np.array([[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0]], np.uint8)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for kind, array in (("maps", np.stack([1 - p, p])), ("a", masks[0]), ("b", masks[1])):
+            (folder / kind).mkdir()
+            np.save(folder / kind / "case.npy", array.reshape(*array.shape[:-1], 6, 1, 1))
+        evaluate(folder / "maps", [folder / "a", folder / "b"], folder / "out", curvas=True)
+        n = {row.metric: row.value for row in read_rater_rows(folder / "out")}
+    gaps = np.abs(p - masks.mean(0))
+    assert (n["ace"], n["ece"], n["mce"]) == pytest.approx((gaps.mean(), gaps.mean(), 0.25))
+    yield "`ace`, `ece`, `mce`"
+    assert (n["ace_each"], n["ace_spread"]) == pytest.approx((0.25, (1.6 - 1.4) / 6 / math.sqrt(2)))
+    yield "`ace_each`, `ace_spread` (and of ECE, MCE)"
+    assert n["ace_floor"] == pytest.approx(0.25)  # of those whom one chose and the other may have, half: gaps 0.5 and 0
+    yield "`ace_floor` (and of ECE, MCE)"
+    assert (n["ace_pooled"], n["ace_floor_pooled"]) == pytest.approx((gaps.mean(), 1 / 3))  # 4 of 6, and 2 of 6
+    yield "`ace_pooled`, `ace_floor_pooled`"
+    assert (n["dice_each"], n["dice_spread"]) == pytest.approx(((4 / 5 + 6 / 7) / 2, (6 / 7 - 4 / 5) / math.sqrt(2)))
+    yield "`dice_each`, `dice_spread`"
+    assert n["dice_between"] == pytest.approx(2 * 2 / 6)
+    yield "`dice_between`"
+    assert n["dice_majority"] == pytest.approx(4 / 5)  # both of two
+    yield "`dice_majority`"
+    assert n["dice_consensus"] == 1
+    yield "`dice_consensus`"
+    assert n["dice_staple"] in (pytest.approx(4 / 5), pytest.approx(6 / 7))  # test_raters.py has the algorithm
+    yield "`dice_staple`"
+    assert n["dice_thresholds"] == pytest.approx((2 * 8 / 9 + 2 * 1 + 2 * 4 / 5 + 2 * 1 + 2 / 3) / 9)
+    yield "`dice_thresholds`"
+    assert n["ged"] == pytest.approx(2 * (1 / 3 + 1 / 4) / 2 - 1 / 4)
+    yield "`ged`"
+    sets = [p >= t for t in (np.arange(2000) + 0.5) / 2000]
+    raters = masks.astype(bool)
+
+    def apart(one, other):
+        return np.mean(
+            [[1 - (a & b).sum() / max((a | b).sum(), 1) if (a | b).any() else 0 for a in one] for b in other]
+        )
+
+    expected = 2 * apart(sets, raters) - apart(sets[::10], sets[::10]) - apart(raters, raters)
+    assert n["ged_thresholds"] == pytest.approx(expected, abs=0.01)
+    yield "`ged_thresholds`"
+    assert n["volume_crps"] == pytest.approx((1.2 + 0.8) / 2 - 2 / 4)  # 3.2 expected, 2 and 4 drawn
+    yield "`volume_crps`"
+    y = np.linspace(-20, 30, 500_001)
+    normal = scipy_stats.norm(3, 1).cdf(y)
+    assert n["volume_crps_normal"] == pytest.approx(np.trapezoid((normal - (y >= 3.2)) ** 2, y), rel=1e-3)
+    yield "`volume_crps_normal`"
+    assert (n["curvas_dsc"], n["curvas_confidence"]) == pytest.approx((1, (0.9 + 0.85) / 2))
+    assert (n["curvas_ece"], n["curvas_crps"]) == pytest.approx(((1.6 + 1.4) / 12, n["volume_crps_normal"]))
+    yield "`curvas_dsc`, `curvas_confidence`, `curvas_ece`, `curvas_crps`"
+    cut = np.where(normal < 0.01, 0, np.where(normal > 0.99, 1, normal))
+    inside = np.abs(y - 3) <= 3
+    assert n["curvas_crps_published"] == pytest.approx(
+        np.trapezoid((cut - (y >= 3.2))[inside] ** 2, y[inside]), rel=2e-3
+    )
+    yield "`curvas_crps_published`"
+    assert n["curvas_thresh_dsc"] == pytest.approx((2 * 8 / 9 + 1 + 4 / 5 + 1 + 1) / 6)
+    assert n["curvas_staple_dsc"] == n["dice_staple"]
+    yield "`curvas_thresh_dsc`, `curvas_staple_dsc`"
+
+
 def of_groups():
     gaps = torch.tensor([[0.1]] * 5 + [[0.2]] * 5 + [[0.4]] * 2)
     evaluation = evaluation_of(gaps, torch.full((12, 1), 0.8))
@@ -308,7 +376,7 @@ def in_figures(comparison):
 
 def test_over_cases_between_methods_and_in_figures_every_row_is_checked(rows, evaluation, comparison):
     checked = [*CASE_AND_CLASS, *over_cases(rows, evaluation, comparison), *between_methods(comparison)]
-    checked += [*of_decisions(), *of_lesions(), *of_groups(), *of_bands(), *in_figures(comparison)]
+    checked += [*of_decisions(), *of_raters(), *of_lesions(), *of_groups(), *of_bands(), *in_figures(comparison)]
     assert sorted(checked) == sorted(names_in_the_page())
 
 

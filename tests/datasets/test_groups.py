@@ -54,4 +54,4 @@ def test_a_dataset_that_tells_none_is_refused(tmp_path):
 
     done = run(make_phantom(tmp_path, cases=2, size=(40, 40, 26)).parent, "phantom")
     assert done.exit_code == 2
-    assert "the files of phantom tell no groups; those of acdc do." in done.output
+    assert "files that define groups, as acdc; phantom has none." in done.output

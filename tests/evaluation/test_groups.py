@@ -187,4 +187,4 @@ def test_evaluate_writes_groups_and_the_report_shows_them(tmp_path):
 def test_patients_without_groups_are_refused(tmp_path):
     done = run(write_cohort(tmp_path, cases=1), "--patients", "none")
     assert done.exit_code == 2
-    assert "--patients must come with --groups" in done.output
+    assert "--patients must be used with --groups" in done.output

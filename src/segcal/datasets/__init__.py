@@ -119,5 +119,8 @@ def dataset_groups(dataset: Dataset) -> tuple[tuple[str, ...], list[tuple[str, .
     ConfigError for a dataset that tells none.
     """
     if dataset.name not in _GROUPS:
-        raise ConfigError(f"the files of {dataset.name} tell no groups; those of {', '.join(_GROUPS)} do.")
+        raise ConfigError(
+            f"the dataset must have files that define groups, as {', '.join(_GROUPS)}; {dataset.name} has none. Write "
+            f"groups.csv yourself."
+        )
     return _GROUPS[dataset.name](dataset)

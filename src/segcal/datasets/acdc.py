@@ -88,7 +88,9 @@ def groups_of(dataset: Dataset) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
         group = info.get("Group", "")
         rows.append((case.name, PATHOLOGIES.get(group, group), phase))
     if not known:
-        raise FileError(f"every patient of ACDC must have Info.cfg beside its images; {dataset.root} has none.")
+        raise FileError(
+            f"every patient of ACDC must have Info.cfg beside its images; {dataset.root} has none. Download it again."
+        )
     return ("case", "pathology", "phase"), rows
 
 

@@ -135,5 +135,5 @@ def read_bands(folder: str | os.PathLike[str]) -> dict[str, Evaluation]:
     root = Path(folder)
     found = {f"{KIND}/{path.parent.name}": path for path in sorted((root / KIND).glob("*/evaluation.npz"))}
     if not found:
-        raise FileError(f"{root} must hold bands, as `segcal evaluate --bands 2,5` writes them; it holds none.")
+        raise FileError(f"{root} must hold bands, as `segcal evaluate --bands 2,5` writes them; it holds none. Run it.")
     return bands_of({name: Evaluation.load(path) for name, path in found.items()})

@@ -100,7 +100,7 @@ class BandSums:
 
     def __init__(self, case: Case, options: Options, *, spatial: bool, threads: int | None) -> None:
         if case.raters:
-            raise ConfigError("--bands must come with one label map of each case; here several raters drew some.")
+            raise ConfigError("--bands must be used with one rater; several labeled a case. Give one folder of labels.")
         if case.grid.spacing_mm is None:
             raise ConfigError(
                 f"{case.name}: bands need files that tell the size of a voxel, as NIfTI; this one does not."

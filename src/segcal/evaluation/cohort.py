@@ -132,7 +132,7 @@ def evaluate(
             raise ConfigError("--bands must come with one folder of labels; several raters draw several boundaries.")
         meant = replace(meant, bands=check_bands(bands))
     if groups is None and patients is not None:
-        raise ConfigError("--patients must come with --groups; nothing else that `evaluate` does knows of patients.")
+        raise ConfigError("--patients must be used with --groups; got --patients alone. Add --groups.")
     told = None if groups is None else _told_groups(groups, [files.name for files in pairing.cases], patients)
     threads = threads_of(workers) if executor is None else 1  # elsewhere a process may do several cases at a time
     cases = [

@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [[cell.strip() for cell in line] for line in csv.reader(file)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FileError(f"{path} cannot be read: {error}.") from error
+        raise FileError(f"{path} must be a CSV file; it cannot be read: {error}. Check the path.") from error
     lines = [line for line in lines if any(line)]
     if not lines or lines[0][0] not in IDENTITIES or len(lines[0]) < 2:
         came = ", ".join(lines[0]) if lines else "nothing"
@@ -193,7 +193,7 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
         if len(line) != len(lines[0]) or not line[0]:
             raise ConfigError(
                 f"{path} must have a {lines[0][0]} and {counted(len(lines[0]) - 1, 'value')} in every row; row "
-                f"{number} is {','.join(line)!r}."
+                f"{number} is {','.join(line)!r}. Complete it."
             )
     return lines[0], lines[1:]
 

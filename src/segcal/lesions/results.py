@@ -205,7 +205,7 @@ def read_lesions(folder: str | os.PathLike[str]) -> LesionSummary:
 
     path = Path(folder) / "summary.json"
     if not path.is_file():
-        raise FileError(f"--lesions must be a folder that `segcal lesions` wrote; {path} does not exist.")
+        raise FileError(f"--lesions must be a folder that `segcal lesions` wrote; {path} does not exist. Run it.")
 
     def value(x: float | None) -> float:
         return math.nan if x is None else float(x)
@@ -252,4 +252,6 @@ def read_lesions(folder: str | os.PathLike[str]) -> LesionSummary:
             diagrams,
         )
     except (ValueError, LookupError, TypeError, AttributeError, SegcalError) as error:
-        raise FileError(f"{path} must be the summary of `segcal lesions`; {str(error).rstrip('.')}.") from error
+        raise FileError(
+            f"{path} must be the summary of `segcal lesions`; {str(error).rstrip('.')}. Run it again."
+        ) from error
