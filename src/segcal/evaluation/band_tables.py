@@ -19,8 +19,9 @@ FILE = "bands.csv"
 NOTE = (
     "Distance: from the center of a voxel to the nearest center of a voxel on the other side of the class's true "
     "boundary. Confidence and frequency are over all voxels of the band, errors of pooled bins. Inside, every label is "
-    "1, and outside 0: there, only the mean gap (ECE) tells anything; calibration shows in both sides together. Bands are "
-    "chosen by the labels, so that even perfect probabilities show errors far from the boundary: compare methods, not with 0."
+    "1, and outside 0: there, only the mean gap (ECE) tells anything; calibration shows in both sides together. Bands "
+    "are chosen by the labels, so that even perfect probabilities show errors far from the boundary: compare methods, "
+    "not with 0."
 )
 
 
