@@ -8,6 +8,7 @@ import shutil
 import nibabel as nib
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.integrate import quad
 from scipy.interpolate import interp1d
 from scipy.ndimage import gaussian_filter
@@ -413,3 +414,28 @@ def test_the_floor_of_chance_knows_how_many_raters_there_are(study, outcome):
     for evaluation in (outcome.evaluation.foreground(), alone.foreground()):
         found = evaluation.case_metrics()["ace"].nanmean().item()
         assert floors(evaluation)["macro", None, "ace"] == pytest.approx(found, rel=0.2)
+
+
+@pytest.mark.parametrize("kind", ["folders", "files"])
+def test_raters_of_pictures(tmp_path, kind):
+    """A gray picture is the probability of one class; raters' masks hold 0 and 255."""
+    rng = np.random.default_rng(3)
+    (tmp_path / "maps").mkdir()
+    chance = gaussian_filter(rng.random((40, 50)), 3)
+    chance = ((chance - chance.min()) / np.ptp(chance) * 65535).astype(np.uint16)
+    Image.fromarray(chance).save(tmp_path / "maps" / "nodule.png")
+    masks = [rng.random(chance.shape) * 65535 < chance for _ in range(3)]
+    folders = []
+    for i, mask in enumerate(masks, 1):
+        name = f"r{i}/nodule.png" if kind == "folders" else f"all/nodule_rater{i}.png"
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray((mask * 255).astype(np.uint8)).save(path)
+        folders = [*folders, path.parent] if kind == "folders" else [path.parent]
+    found = segcal.evaluate(tmp_path / "maps", folders, tmp_path / "out", raters_from=kind)
+    assert not found.failures
+    p, soft = chance / 65535, np.mean(masks, 0)
+    cells = np.minimum((p * 20).astype(int), 19)
+    expected = sum(abs((p[cells == b] - soft[cells == b]).sum()) for b in range(20)) / p.size
+    assert found.evaluation.case_metrics()["ece"].item() == pytest.approx(expected, rel=1e-4)
+    assert len(found.facets) == 3
