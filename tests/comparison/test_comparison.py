@@ -216,7 +216,7 @@ def test_every_number_is_in_the_csv(comparison, tmp_path):
     assert len(rows) == len(comparison.entries)
     row = next(r for r in rows if r["method"] == "clear" and r["class"] == "liver" and r["metric"] == "ace")
     assert float(row["value"]) == comparison.find("clear", label="liver", metric="ace").value
-    assert "ignores that neighboring voxels are alike" in paths[1].read_text()
+    assert "ignores the correlation of neighboring voxels" in paths[1].read_text()
 
 
 SEED_GAPS = {  # (seed, case, class), of either sign: means of sizes are not sizes of means

@@ -84,7 +84,7 @@ def test_an_unknown_label_value_is_named(acdc):
 def test_a_fraction_among_the_labels_is_named(acdc):
     layouts.save(frame(acdc, "_gt"), np.full(layouts.SIZE, 0.5, np.float32))
     _, what = only_problem("acdc", acdc)
-    assert what == "patient001_frame01_gt.nii.gz: labels must be whole numbers; one is 0.5."
+    assert what == "patient001_frame01_gt.nii.gz: labels must be whole numbers; one is 0.5. Correct the labels."
 
 
 def test_whole_numbers_stored_as_floats_are_fine(acdc):
@@ -156,7 +156,7 @@ def test_a_wrong_number_of_channels_is_named(tmp_path):
 
 def test_an_empty_file_is_named(acdc):
     frame(acdc).write_bytes(b"")
-    what = "patient001_frame01.nii.gz must hold an array; the file is empty."
+    what = "patient001_frame01.nii.gz must hold an array; the file is empty. Create the file again."
     assert only_problem("acdc", acdc) == ("patient001_frame01", what)
 
 
@@ -165,7 +165,7 @@ def test_a_file_cut_off_is_named(acdc, ending):
     path = frame(acdc, ending)
     path.write_bytes(path.read_bytes()[:-20])
     _, what = only_problem("acdc", acdc)
-    assert what == f"{path.name} must be complete; it ends too early (a broken copy?)."
+    assert what == f"{path.name} must be complete; it ends too early (a broken copy?). Copy it again."
 
 
 def test_a_file_of_something_else_is_named(acdc):

@@ -335,7 +335,10 @@ def test_nothing_to_review_is_an_error_with_a_sentence(tmp_path):
 def test_predictions_of_several_results_need_names(tmp_path):
     for name in ("one", "two"):
         save_evaluation(tmp_path / name / "evaluation.npz", ["a", "b"])
-    with pytest.raises(ConfigError, match="as NAME=FOLDER: one, two"), serve_review(tmp_path, predictions=tmp_path):
+    with (
+        pytest.raises(ConfigError, match="must name their results: one, two"),
+        serve_review(tmp_path, predictions=tmp_path),
+    ):
         pass
     unknown = serve_review(tmp_path, predictions={"three": tmp_path})
     with pytest.raises(ConfigError, match="of the results one, two; got 'three'"), unknown:
