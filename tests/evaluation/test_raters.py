@@ -439,3 +439,26 @@ def test_raters_of_pictures(tmp_path, kind):
     expected = sum(abs((p[cells == b] - soft[cells == b]).sum()) for b in range(20)) / p.size
     assert found.evaluation.case_metrics()["ece"].item() == pytest.approx(expected, rel=1e-4)
     assert len(found.facets) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"logits": True}, {"regions": segcal.Regions({"any": (1, 2)})}])
+def test_raters_who_agree_on_everything(study, tmp_path, options):
+    _, cases = study
+    for name in ("maps", "a", "b"):
+        (tmp_path / name).mkdir()
+    for case, (maps, raters) in list(cases.items())[:2]:
+        np.save(tmp_path / "maps" / f"{case}.npy", np.log(maps) if "logits" in options else maps)
+        for name in ("a", "b"):
+            np.save(tmp_path / name / f"{case}.npy", raters["anna"])
+    reading = segcal.ReadOptions(**options)
+    found = segcal.evaluate(
+        tmp_path / "maps", [tmp_path / "a", tmp_path / "b"], tmp_path / "out", options=reading, curvas=True
+    )
+    alone = segcal.evaluate(tmp_path / "maps", tmp_path / "a", tmp_path / "alone", options=reading).evaluation
+    assert not found.failures
+    assert (found.evaluation.statistics.label_sum == alone.statistics.label_sum).all()
+    rows = {row.metric: row.value for row in read_rater_rows(tmp_path / "out")}
+    assert (rows["dice_between"], rows["ace_floor"], rows["ace_spread"]) == (1, 0, 0)
+    assert math.isnan(rows["curvas_crps_published"])
+    assert rows["curvas_crps"] > 0
+    assert rows["dice_each"] == pytest.approx(rows["dice_majority"])
