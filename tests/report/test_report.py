@@ -342,7 +342,7 @@ def test_a_case_opens_at_its_address_and_back_returns_to_where_the_report_was_le
     place = page.evaluate("scrollY")
     page.get_by_role("link", name="case_10", exact=True).first.click()
     page.locator("#case").wait_for()
-    assert page.url.endswith("#case=case_10")
+    page.wait_for_url("**#case=case_10")
     assert page.locator("#case-title").inner_text() == "case_10"
     assert page.locator("#report").is_hidden()
     assert page.locator("#case-figures svg").count() == 4
