@@ -348,3 +348,21 @@ def test_a_pyramid_is_refused(tmp_path):
         writer.write(BYTES[::2, ::2], photometric="minisblack")
     with pytest.raises(FileError, match="its pages differ in size or type"):
         read_array(tmp_path / "a.tif")
+
+
+def test_a_figure_above_volumes_hides_none_and_pictures_above_others_count(tmp_path):
+    model, labels = tmp_path / "model", tmp_path / "labels"
+    (model / "fold_0" / "validation").mkdir(parents=True)
+    labels.mkdir()
+    np.save(labels / "a.npy", np.zeros((4, 5), np.uint8))
+    np.save(model / "fold_0" / "validation" / "a.npy", np.full((2, 4, 5), 0.5, np.float32))
+    Image.fromarray(BYTES).save(model / "fold_0" / "progress.png")  # as nnU-Net draws it
+    (case,) = pair_cases(model, labels).cases
+    assert case.predictions == (model / "fold_0" / "validation" / "a.npy",)
+    assert [found.name for found in find_predictions(model)] == ["a"]
+    pictures = tmp_path / "pictures"
+    (pictures / "new" / "old").mkdir(parents=True)
+    Image.fromarray(BYTES).save(pictures / "new" / "a.png")
+    Image.fromarray(BYTES).save(pictures / "new" / "old" / "a.png")
+    (case,) = pair_cases(pictures, labels).cases
+    assert case.predictions == (pictures / "new" / "a.png",)

@@ -351,14 +351,17 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
 
     Hidden ones are left out, and copies of label maps that nnU-Net makes beside its folds. Links are followed, but no
     folder is entered twice. A link to nothing is a file here, so that whoever opens it fails. Pictures and DICOM files
-    count where there is nothing else: beside volumes they are figures, and the images that were segmented.
+    count where there is nothing else: beside volumes they are figures, and the images that were segmented. So is
+    progress.png, which nnU-Net draws above the maps of a fold.
     """
     found: dict[Path, dict[Path, str]] = {}
+    above: dict[Path, dict[Path, str]] = {}
     level, seen = [root], set()
     try:
         for depth in range(3):
             deeper = []
-            for folder in level if depth < 2 or not found else []:
+            above = dict(found)
+            for folder in level if depth < 2 or not _volumes(found) else []:
                 place = folder.stat()
                 if (place.st_dev, place.st_ino) in seen:
                     continue
@@ -373,11 +376,16 @@ def _image_files(root: Path) -> dict[Path, dict[Path, str]]:
             level = deeper
     except OSError as error:
         raise FileError(f"{root} and the folders in it must be readable; {error}. Check their permissions.") from error
-    volumes = {
+    return _volumes(found) or above or found
+
+
+def _volumes(found: Mapping[Path, Mapping[Path, str]]) -> dict[Path, dict[Path, str]]:
+    """The files that hold labels or predictions, whatever lies beside them."""
+    kept = {
         folder: {path: stem for path, stem in stems.items() if not _may_be_else(path)}
         for folder, stems in found.items()
     }
-    return {folder: stems for folder, stems in volumes.items() if stems} or found
+    return {folder: stems for folder, stems in kept.items() if stems}
 
 
 def _may_be_else(path: Path) -> bool:
