@@ -244,6 +244,19 @@ def open_parts(out: Path) -> Iterator[Path]:
         yield parts
 
 
+def do_all(
+    jobs: Sequence[Job], executor: Executor, *, total: int, progress: Callable[[int, int], None]
+) -> list[Failure]:
+    """Do the jobs that are left of so many in `total`, telling how many are done; those that failed."""
+    failures, done = [], total - len(jobs)
+    with closing(do_jobs(jobs, executor)) as ended:
+        for _, failure in ended:
+            failures += [] if failure is None else [failure]
+            done += 1
+            progress(done, total)
+    return failures
+
+
 def keep_only(parts: Path, wanted: Iterable[Path]) -> None:
     """Remove what is left of other options, other files, or a process that was killed."""
     keep = {path.name for path in wanted}

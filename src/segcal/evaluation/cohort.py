@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from segcal._io.jobs import (
     Failure,
     Job,
     Pool,
-    do_jobs,
+    do_all,
     keep_only,
     key_of,
     open_parts,
@@ -331,14 +330,7 @@ def measure_parts(
         for case in cases
         if not are_whole(paths[case.name], options)
     ]
-    failures: dict[str, Failure] = {}
-    done = len(cases) - len(waiting)
-    with closing(do_jobs(waiting, executor)) as ended:
-        for job, failure in ended:
-            if failure is not None:
-                failures[job.name] = failure
-            done += 1
-            progress(done, len(cases))
+    failures = {failure.case: failure for failure in do_all(waiting, executor, total=len(cases), progress=progress)}
     del waiting  # of many cases what is not needed any more is worth its room
     measured = {name: path for name, path in paths.items() if name not in failures}
     numbers, doubts = {}, {}

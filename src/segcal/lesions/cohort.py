@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +13,9 @@ from segcal import __version__
 from segcal._io.files import stay_outside, write_whole
 from segcal._io.jobs import (
     Executor,
-    Failure,
     Job,
     Pool,
-    do_jobs,
+    do_all,
     keep_only,
     key_of,
     open_parts,
@@ -125,13 +123,7 @@ def evaluate_lesions(
             )
             for files in waiting
         ]
-        failures: list[Failure] = []
-        done = len(pairing.cases) - len(jobs)
-        with closing(do_jobs(jobs, executor or pool)) as ended:
-            for _, failure in ended:
-                failures += [] if failure is None else [failure]
-                done += 1
-                progress(done, len(pairing.cases))
+        failures = do_all(jobs, executor or pool, total=len(pairing.cases), progress=progress)
         failed = {failure.case for failure in failures}
         names = [files.name for files in pairing.cases if files.name not in failed]
         found = {name: part for name in names if (part := _read_part(paths[name])) is not None}

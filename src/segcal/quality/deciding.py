@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from segcal._io.jobs import (
     Failure,
     Job,
     Pool,
-    do_jobs,
+    do_all,
     keep_only,
     key_of,
     open_parts,
@@ -151,12 +151,7 @@ def decide(
             )
             for files in waiting
         ]
-        failures, done = [], len(found) - len(waiting)
-        with closing(do_jobs(jobs, executor or pool)) as ended:
-            for _, failure in ended:
-                failures += [] if failure is None else [failure]
-                done += 1
-                progress(done, len(found))
+        failures = do_all(jobs, executor or pool, total=len(found), progress=progress)
         decided = _gather([(targets[files.name], paths[files.name]) for files in found], failures)
         rows = [["" if cell is None else cell for cell in row] for row in decided.decisions]
         write_whole(out / TABLE, csv_text([name.removesuffix("_name") for name in Decision._fields], rows).encode())
