@@ -457,6 +457,7 @@ def test_raters_who_agree_on_everything(study, tmp_path, options):
     alone = segcal.evaluate(tmp_path / "maps", tmp_path / "a", tmp_path / "alone", options=reading).evaluation
     assert not found.failures
     assert (found.evaluation.statistics.label_sum == alone.statistics.label_sum).all()
+    assert all(math.isnan(row.low) and math.isnan(row.high) for row in read_rater_rows(tmp_path / "out"))  # 2 patients
     rows = {row.metric: row.value for row in read_rater_rows(tmp_path / "out")}
     assert (rows["dice_between"], rows["ace_floor"], rows["ace_spread"]) == (1, 0, 0)
     assert math.isnan(rows["curvas_crps_published"])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,10 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from segcal.evaluation.facets import facet_files, votes_place
-from segcal.evaluation.intervals import patients_of, quantile_interval, resample_weights, weighted_mean
+from segcal.evaluation.facets import votes_place
+from segcal.evaluation.intervals import (
+    FEWEST_PATIENTS,
+    expanded,
+    patients_of,
+    quantile_interval,
+    resample_weights,
+    weighted_mean,
+)
 from segcal.evaluation.rated import Votes
-from segcal.evaluation.sums import CaseSums
 from segcal.evaluation.tables import ALL_CLASSES, Cell, Table
 from segcal.evaluation.voting import (
     CURVAS_BINS,
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 PREFIX = "raters/"
+LEVEL = 0.95  # of intervals
 SHOWN = {
     "calibration": {
         "ace": "ACE to mean",
@@ -78,108 +85,98 @@ class RaterRow(NamedTuple):
 
 
 def numbers_of_raters(outcome: Outcome, *, curvas: bool = False) -> tuple[list[RaterNumber], list[RaterRow]]:
-    """Of every case and class all that its raters tell, while the sums of cases are at hand; then of all cases pooled.
+    """Of every case and class all that its raters tell, while the votes of cases are at hand; then of all cases pooled.
 
     curvas: Whether the scores of the CURVAS challenge are among it.
     """
+    evaluation = outcome.evaluation
     facets = {name.removeprefix(PREFIX): own for name, own in outcome.facets.items() if name.startswith(PREFIX)}
-    tops = {
-        rater: (own.cases, ece(own.top_label.rebin(CURVAS_BINS))[:, 0])
-        for rater, own in facets.items()
-        if curvas and own.top_label is not None
-    }
-
-    def votes(case: str) -> Votes:
-        return Votes.load(votes_place(outcome.parts[case]))
-
-    def bins_of(case: str, rater: str) -> Array:
-        return CaseSums.load(facet_files(outcome.parts[case])[f"{PREFIX}{rater}"])[0].bins
-
-    def of_top(case: str, raters: Sequence[str]) -> Array:
-        return np.array([float(tops[rater][1][tops[rater][0].index(case)]) for rater in raters if rater in tops])
-
-    rows = rater_numbers(outcome.evaluation, facets, votes, bins_of, of_top if curvas else None)
-    return rows, _pooled(outcome.evaluation, votes)
-
-
-def _pooled(evaluation: Evaluation, votes: Callable[[str], Votes]) -> list[RaterRow]:
-    """Errors of all cases together, against the mean of the raters, and the floor that the raters reach."""
-    total: BinStatistics | None = None
-    for case in evaluation.cases:
-        own = floor_sums(votes(case), evaluation.bins).pool("case")
-        total = own if total is None else total + own
-    if total is None:
-        return []
-    floors, sums = floor_errors(total), evaluation.statistics.pool("case").rebin(evaluation.bins)
-    return [
-        RaterRow(label, name, float(values[c]), math.nan, math.nan, len(evaluation.cases))
-        for metric, error in ERRORS.items()
-        for name, values in ((f"{metric}_pooled", error(sums)[0]), (f"{metric}_floor_pooled", floors[metric]))
-        for c, label in enumerate(evaluation.classes)
-    ]
-
-
-def rater_numbers(
-    evaluation: Evaluation,
-    facets: Mapping[str, Evaluation],
-    votes: Callable[[str], Votes],
-    bins_of: Callable[[str, str], Array],
-    ece_of: Callable[[str, Sequence[str]], Array] | None = None,
-) -> list[RaterNumber]:
-    """Of every case and class all that its raters tell, case by case.
-
-    evaluation: Of the cases against the mean of their raters.
-    facets: Against each rater, by name; a rater may miss cases.
-    votes: Of a case by name.
-    bins_of: (3, class, fine bin) sums of a case against a rater, by their names.
-    ece_of: Of a case and its raters, the errors of the most probable class for the scores of CURVAS, if asked for.
-    """
-    errors = {rater: (own.cases, own.case_metrics()) for rater, own in facets.items()}
-    places = {rater: {case: i for i, case in enumerate(cases)} for rater, (cases, _) in errors.items()}
+    raters = {rater: _Rater(own, curvas=curvas) for rater, own in facets.items()}
     own = evaluation.case_metrics()
-    decisions = evaluation.decisions
     rows: list[RaterNumber] = []
+    floors: BinStatistics | None = None
     for i, case in enumerate(evaluation.cases):
-        drawn = votes(case)
-        unit = 1.0
-        if decisions is not None and not bool(decisions.voxel_ml[i, 0].isnan()):
-            unit = decisions.voxel_ml[i, 0].item()
-        found = numbers_of_votes(drawn, bins=evaluation.bins, unit=unit)
-        found["ged_thresholds"] = nested_distance(drawn, [bins_of(case, rater) for rater in drawn.raters])
-        if ece_of is not None:
-            found |= curvas_numbers(drawn, ece_of(case, drawn.raters), unit=1000 * unit if unit != 1.0 else unit)
+        votes = Votes.load(votes_place(outcome.parts[case]))
+        drawn = [raters[name].of_case(case) for name in votes.raters]
+        floor = floor_sums(votes, evaluation.bins)
+        floors = floor.pool("case") if floors is None else floors + floor.pool("case")
+        voxel_ml = math.nan if evaluation.decisions is None else evaluation.decisions.voxel_ml[i, 0].item()
+        known = not math.isnan(voxel_ml)
+        found = numbers_of_votes(votes, unit=voxel_ml if known else 1.0)
+        found |= {f"{metric}_floor": values for metric, values in floor_errors(floor).items()}
+        found["ged_thresholds"] = nested_distance(votes, [each.bins for each in drawn])
+        if curvas:
+            tops = np.array([each.top_ece for each in drawn])
+            found |= curvas_numbers(votes, tops, unit=1000 * voxel_ml if known else 1.0)
         for metric in ERRORS:
-            each = np.array([errors[rater][1][metric][places[rater][case]].numpy() for rater in drawn.raters])
-            found |= {
-                metric: own[metric][i].numpy(),
-                f"{metric}_each": each.mean(0),
-                f"{metric}_spread": deviation(each),
-            }
+            errors = np.array([each.errors[metric] for each in drawn])
+            found[metric] = own[metric][i].numpy()
+            found |= {f"{metric}_each": errors.mean(0), f"{metric}_spread": deviation(errors)}
         rows += [
             RaterNumber(case, label, metric, float(values[c]))
             for c, label in enumerate(evaluation.classes)
             for metric, values in found.items()
         ]
-    return rows
+    return rows, [] if floors is None else _pooled(evaluation, floors)
+
+
+class _Drawn(NamedTuple):
+    """A case against one rater: (3, class, fine bin) sums, errors (class) by metric, ECE of the most probable class."""
+
+    bins: Array
+    errors: dict[str, Array]
+    top_ece: float
+
+
+class _Rater:
+    """The results against one rater, case by case."""
+
+    def __init__(self, evaluation: Evaluation, *, curvas: bool) -> None:
+        self._stats, self._places = evaluation.statistics, {case: i for i, case in enumerate(evaluation.cases)}
+        metrics = evaluation.case_metrics()
+        self._errors = {metric: metrics[metric].numpy() for metric in ERRORS}
+        top = evaluation.top_label
+        self._tops = None if top is None or not curvas else ece(top.rebin(CURVAS_BINS))[:, 0]
+
+    def of_case(self, case: str) -> _Drawn:
+        i = self._places[case]
+        sums = self._stats.select(cases=[i])
+        bins = torch.cat([sums.count, sums.confidence_sum, sums.label_sum]).numpy()
+        errors = {metric: values[i] for metric, values in self._errors.items()}
+        return _Drawn(bins, errors, math.nan if self._tops is None else self._tops[i].item())
+
+
+def _pooled(evaluation: Evaluation, floors: BinStatistics) -> list[RaterRow]:
+    """Errors of all cases together, against the mean of the raters, and the floor that the raters reach."""
+    reached, sums = floor_errors(floors), evaluation.statistics.pool("case").rebin(evaluation.bins)
+    return [
+        RaterRow(label, name, float(values[c]), math.nan, math.nan, len(evaluation.cases))
+        for metric, error in ERRORS.items()
+        for name, values in ((f"{metric}_pooled", error(sums)[0]), (f"{metric}_floor_pooled", reached[metric]))
+        for c, label in enumerate(evaluation.classes)
+    ]
 
 
 def summarize_raters(rows: Sequence[RaterNumber], *, patients: str | None = None, seed: int = 0) -> list[RaterRow]:
     """Means over cases of each class and metric, and over classes (label ""), with intervals over patients."""
-    cases = list(dict.fromkeys(row.case for row in rows))
-    labels = list(dict.fromkeys(row.label for row in rows))
-    metrics = list(dict.fromkeys(row.metric for row in rows))
-    place = {name: i for names in (cases,) for i, name in enumerate(names)}
-    values = torch.full((len(cases), len(labels), len(metrics)), math.nan, dtype=torch.float64)
-    for row in rows:
-        values[place[row.case], labels.index(row.label), metrics.index(row.metric)] = row.value
+    cases, labels, metrics = (list(dict.fromkeys(column)) for column in list(zip(*rows, strict=True))[:3])
+    numbers = {row[:3]: row.value for row in rows}
+    values = torch.tensor(
+        [[[numbers[case, label, metric] for metric in metrics] for label in labels] for case in cases],
+        dtype=torch.float64,
+    )
     several = torch.cat([values, values.nanmean(1, keepdim=True)], 1) if len(labels) > 1 else values
     names = [*labels, ""] if len(labels) > 1 else labels
-    weights = resample_weights(patients_of(cases, patients), seed=seed)
-    flat = several.flatten(1)
-    low, high = quantile_interval(weighted_mean(flat, weights))
-    found = zip(flat.nanmean(0).tolist(), low.tolist(), high.tolist(), (~flat.isnan()).sum(0).tolist(), strict=True)
-    keys = [(name, metric) for name in names for metric in metrics]
-    return [RaterRow(*key, *numbers) for key, numbers in zip(keys, found, strict=True)]
+    who = patients_of(cases, patients)
+    draws, found = weighted_mean(several.flatten(1), resample_weights(who, seed=seed)), []
+    low, high = quantile_interval(draws, level=expanded(LEVEL, len(set(who))))
+    for i, (name, metric) in enumerate((name, metric) for name in names for metric in metrics):
+        column = several.flatten(1)[:, i]
+        known = ~column.isnan()
+        enough = len({patient for patient, has in zip(who, known.tolist(), strict=True) if has}) >= FEWEST_PATIENTS
+        ends = (low[i].item(), high[i].item()) if enough else (math.nan, math.nan)
+        found.append(RaterRow(name, metric, column.nanmean().item(), *ends, int(known.sum())))
+    return found
 
 
 def told(rows: Sequence[RaterRow]) -> list[dict[str, Any]]:

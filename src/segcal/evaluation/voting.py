@@ -30,17 +30,16 @@ REACH = 3.0  # standard deviations to either side over which CURVAS integrates
 STAPLE_START = 0.99999  # sensitivity and specificity to begin from, as in ITK
 
 
-def numbers_of_votes(votes: Votes, *, bins: int = 20, unit: float = 1.0) -> dict[str, Array]:
+def numbers_of_votes(votes: Votes, *, unit: float = 1.0) -> dict[str, Array]:
     """What the votes of a case tell of each class, by metric, (class).
 
-    bins: Bins of the rater floor.
     unit: Volume of a voxel, of the scores of volumes.
     """
     table, number = _Table(votes), len(votes.raters)
     dices = table.dice
     pairs = [(a, b) for a in range(number) for b in range(a + 1, number)]
     between = np.array([_dice(table.both[:, a, b], table.true[:, a], table.true[:, b]) for a, b in pairs])
-    found = {
+    return {
         "raters": np.full(table.classes, float(number)),
         "dice_each": _nanmean(dices),
         "dice_spread": deviation(dices.T),
@@ -53,7 +52,6 @@ def numbers_of_votes(votes: Votes, *, bins: int = 20, unit: float = 1.0) -> dict
         "volume_crps": unit * sample_crps(table.volume, table.true),
         "volume_crps_normal": unit * normal_crps(table.volume, table.true.mean(1), table.true.std(1)),
     }
-    return found | {f"{metric}_floor": values for metric, values in floor_errors(floor_sums(votes, bins)).items()}
 
 
 def floor_sums(votes: Votes, bins: int) -> BinStatistics:
