@@ -1,5 +1,6 @@
 """Components of hand-made volumes: sizes, centers, confidences, and which predicted ones match which true ones."""
 
+import math
 import sys
 
 import numpy as np
@@ -106,6 +107,16 @@ def test_cc3d_and_scipy_find_the_same(monkeypatch):
             assert np.array_equal(one.center, other.center)
         assert np.array_equal(fast.confidence, slow.confidence)
         assert np.array_equal(fast.pairs, slow.pairs)
+
+
+@pytest.mark.parametrize("shape", [(7, 1, 1), (1, 7, 1), (1, 1, 7), (7, 7, 1), (7, 1, 7), (1, 7, 7), (7, 7, 7)])
+def test_every_second_voxel_of_a_line_or_plane_is_a_lesion_of_its_own(shape):
+    predicted = np.zeros(shape, np.float32)
+    predicted[::2, ::2, ::2] = 0.9
+    found = match_components(predicted, predicted > 0.5, Rules())
+    number = math.prod((n + 1) // 2 for n in shape)
+    assert found.predicted.voxels.tolist() == [1] * number
+    assert found.pairs.shape == (2, number)
 
 
 def flood(mask):

@@ -146,7 +146,10 @@ def label_components(mask: Array, connectivity: int) -> tuple[Array, int]:
         labels, number = ndimage.label(mask, ndimage.generate_binary_structure(mask.ndim, CONNECTIVITIES[connectivity]))
     else:
         find: Any = cc3d.connected_components  # its types know no whole number that is computed
-        labels, number = find(np.ascontiguousarray(mask), connectivity=connectivity, return_N=True)
+        # cc3d 4.1.1 raises RuntimeError for some flat masks: an axis of one voxel gets a second, empty one.
+        padded = np.pad(mask, [(0, int(length == 1)) for length in mask.shape])
+        labels, number = find(np.ascontiguousarray(padded), connectivity=connectivity, return_N=True)
+        labels = labels[tuple(map(slice, mask.shape))]
     return labels, int(number)
 
 
