@@ -24,11 +24,11 @@ class SegcalError(ValueError):
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(_one_line(str(message)))
+        super().__init__(one_line(str(message)))
 
 
-def _one_line(text: str) -> str:
-    """The text with what cannot be shown escaped, and without its middle where it is too long."""
+def one_line(text: str) -> str:
+    """Escape what a terminal cannot show, and leave out the middle of a long text."""
     if len(text) > LONGEST:
         half = LONGEST // 2
         text = f"{text[:half]} [...] {text[-half:]}"

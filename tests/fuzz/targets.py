@@ -35,6 +35,8 @@ class Target:
 def check_message(text: str) -> None:
     if "\n" in text or "Traceback" in text or len(text) > LONGEST or len(text) < 10:
         raise AssertionError(f"a message must be a sentence; got {len(text)} signs: {text[:200]!r}")
+    if text.startswith("unexpected error"):
+        raise AssertionError(f"an error must be one of segcal's; got {text}")
 
 
 # Volumes: labels and a prediction of two classes; either may be the spoilt one.

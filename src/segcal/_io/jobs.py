@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -24,11 +25,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from segcal._io.ending import start_worker
 from segcal._io.files import Ledger, WriteError, locked, make_folder
-from segcal.errors import ConfigError, FileError, SegcalError
+from segcal.errors import ConfigError, FileError, SegcalError, one_line
 
 T = TypeVar("T")
 PARTS = ".parts"
 AHEAD = 4  # jobs of each worker that are handed over before they begin: thousands take room
+DEBUG_VARIABLE = "SEGCAL_DEBUG"
 CHANCES = 2  # pools that may break while a job is at work, before it is done alone
 wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
 """Tells a long job whether anyone still waits for it; an executor that cannot end a job's process sets it."""
@@ -73,11 +75,29 @@ def attempt(name: str, function: Callable[..., None], arguments: tuple[Any, ...]
         function(*arguments)
     except WriteError:
         raise
-    except SegcalError as error:
-        return Failure(name, type(error).__name__, str(error))
-    except (OSError, MemoryError) as error:
-        return Failure(name, type(error).__name__, f"reading or measuring this case failed: {error}.")
+    except Exception as error:  # no case may end the others
+        return failure_of(name, error)
     return None
+
+
+def failure_of(case: str, error: Exception) -> Failure:
+    """Return the failure of a case; an error that segcal does not know is one to report.
+
+    With the environment variable SEGCAL_DEBUG, the traceback of such an error is printed to stderr.
+    """
+    if isinstance(error, SegcalError):
+        return Failure(case, type(error).__name__, str(error))
+    kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__  # numpy has a subclass
+    reason = str(error).rstrip(".") or kind
+    if isinstance(error, (OSError, MemoryError)):
+        return Failure(case, kind, one_line(f"reading or measuring this case failed: {reason}."))
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exception(error)
+    package = str(Path(__file__).parents[1])
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(package)]
+    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    message = f"unexpected error{place}: {reason}. Please report it with the files of this case"
+    return Failure(case, kind, one_line(f"{message}; {DEBUG_VARIABLE}=1 prints the traceback."))
 
 
 def crashed(case: str) -> Failure:

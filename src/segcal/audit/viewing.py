@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from segcal._io.files import csv_text, make_folder, write_whole
+from segcal._io.jobs import failure_of
 from segcal.calibration.parts import HeldOut
 from segcal.calibrators import load_calibrator
-from segcal.errors import SegcalError
 from segcal.evaluation.evaluation import Evaluation
 from segcal.viewer import ViewedCase, choose_cases
 from segcal.viewer.cases import view_case
@@ -56,8 +56,9 @@ def view(
             try:
                 image = None if with_images is None else find_image(with_images, case)
                 viewed = view_case(own, case, dict.fromkeys(own, files[case]), image=image)
-            except (SegcalError, OSError) as error:
-                say(f"{case} cannot be shown{'' if with_images is None else ' upon its image'}: {error}")
+            except Exception as error:  # no case may end the others
+                why = failure_of(case, error).message
+                say(f"{case} cannot be shown{'' if with_images is None else ' upon its image'}: {why}")
             else:
                 yield viewed._replace(volumes=viewed.volumes.cropped(), caption=caption)
                 break

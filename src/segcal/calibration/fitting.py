@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from segcal._io.files import locked, make_folder
-from segcal._io.jobs import PARTS, Failure
+from segcal._io.files import WriteError, locked, make_folder
+from segcal._io.jobs import PARTS, Failure, failure_of
 from segcal._io.words import counted
 from segcal.calibration.ahead import Ahead
 from segcal.calibration.choosing import AUTO, UNCHANGED, Choice, choose
@@ -264,8 +264,10 @@ def _measured(
         start = time.perf_counter()
         try:
             measured = parts.measure(files, options)
-        except SegcalError as error:
-            failures.append(Failure(files.name, type(error).__name__, str(error)))
+        except WriteError:
+            raise
+        except Exception as error:  # no case may end the others
+            failures.append(failure_of(files.name, error))
         else:
             sums[files.name], doubts[files.name] = measured.sums, measured.doubts
             tell(len(sums), files, sums[files.name], time.perf_counter() - start)

@@ -11,9 +11,10 @@ import typer
 from segcal.cli.app import app
 from segcal.cli.options import Evaluations, Holm, Patients, Seed, Test
 from segcal.cli.orderly import Verb
-from segcal.cli.shown import refusing, say
+from segcal.cli.shown import refusing, say, show_failures
 
 if TYPE_CHECKING:
+    from segcal._io.jobs import Failure
     from segcal.evaluation.evaluation import Evaluation
     from segcal.report import ReportMap, ReportSection
     from segcal.viewer import ViewedCase
@@ -57,14 +58,19 @@ def report(
     seed: Seed = 0,
 ) -> None:
     """Write one self-contained HTML page: summary, tables, diagrams, every case, provenance."""
+    failures: list[Failure] = []
     with refusing():
+        from segcal.errors import SegcalError
         from segcal.evaluation.evaluation import read_evaluations
         from segcal.report import build_report
 
         found = read_evaluations(evaluations)
         folders = _folders(found, predictions or [], labels, asked=bool(labels or images or cases or worst))
-        viewed = _viewed(found, folders, labels, images, cases, by) if cases is not None else []
+        viewed = _viewed(found, folders, labels, images, cases, by, failures) if cases is not None else []
         pictures = WORST if worst is None and cases is None and folders else worst
+        maps = _maps(found, folders, labels, images, pictures, failures) if pictures is not None else []
+        if failures and not (viewed or maps):  # as with a wrong folder
+            raise SegcalError(failures[0].message)
         build_report(
             found,
             out,
@@ -72,7 +78,7 @@ def report(
             test=test,
             correction="holm" if holm else "none",
             title=title,
-            maps=_maps(found, folders, labels, images, pictures) if pictures is not None else [],
+            maps=maps,
             cases=viewed,
             sections=[
                 *(_band_section(found, evaluations, patients) if bands else ()),
@@ -80,7 +86,10 @@ def report(
             ],
             seed=seed,
         )
+    show_failures(failures)
     say(f"report: {out}")
+    if failures:
+        raise typer.Exit(1)
 
 
 def _band_section(found: Mapping[str, Evaluation], sources: Sequence[str], patients: str | None) -> list[ReportSection]:
@@ -138,16 +147,24 @@ def _viewed(
     images: Path | None,
     number: int,
     by: str,
+    failures: list[Failure],
 ) -> list[ViewedCase]:
+    """Read the cases to look at, and add those that cannot be shown to the failures."""
     from segcal.viewer import choose_cases, view_cases
 
     choices = choose_cases(found, number=number, by=by)
-    return list(view_cases(found, folders, labels=labels, images=images, choices=choices))
+    return list(view_cases(found, folders, labels=labels, images=images, choices=choices, on_failure=failures.append))
 
 
 def _maps(
-    found: Mapping[str, Evaluation], folders: Mapping[str, Path], labels: Path | None, images: Path | None, number: int
+    found: Mapping[str, Evaluation],
+    folders: Mapping[str, Path],
+    labels: Path | None,
+    images: Path | None,
+    number: int,
+    failures: list[Failure],
 ) -> list[ReportMap]:
+    """Draw the worst cases, and add those that cannot be drawn to the failures."""
     from segcal.errors import ConfigError
     from segcal.plots import figure_bytes
     from segcal.plots.maps import worst_case_figures
@@ -157,8 +174,9 @@ def _maps(
         raise ConfigError(
             "--labels must be given for pictures of the worst cases; got none. Without labels use --cases."
         )
+    figures = worst_case_figures(found, folders, labels, images=images, number=number, on_failure=failures.append)
     return [
         ReportMap(drawn.case, f"{drawn.class_name}: worst by Dice{'' if drawn.flat else SLICE}", png)
-        for drawn in worst_case_figures(found, folders, labels, images=images, number=number)
+        for drawn in figures
         for png in (figure_bytes(drawn.figure, dpi=150),)
     ]

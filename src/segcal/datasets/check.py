@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from nibabel.orientations import aff2axcodes
 
+from segcal._io.jobs import failure_of
 from segcal.datasets.dataset import DataCase, Dataset, Problem
 from segcal.errors import FileError, GridError
 from segcal.volumes.arrays import Geometry, StoredArray, read_array
@@ -126,6 +127,14 @@ def check_dataset(
 
 
 def _check_case(dataset: Dataset, case: DataCase) -> _Found:
+    """Check the files of one case; an error that nobody expected is a problem of the case."""
+    try:
+        return _read_case(dataset, case)
+    except Exception as error:
+        return _Found([Problem(case.name, failure_of(case.name, error).message)])
+
+
+def _read_case(dataset: Dataset, case: DataCase) -> _Found:
     problems: list[Problem] = []
     images = [_read(case, path, problems) for path in case.images]
     label = None if case.label is None else _read(case, case.label, problems)

@@ -6,16 +6,17 @@ They are turned for the eye as radiologists see them: the patient's left is on t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib.figure import Figure
 from nibabel.orientations import aff2axcodes
 from numpy.typing import NDArray
 
+from segcal._io.jobs import Failure, failure_of
 from segcal.comparison.matching import match_cases
 from segcal.errors import ConfigError, FileError, ShapeError
 from segcal.evaluation.evaluation import Evaluation
@@ -33,6 +34,7 @@ from segcal.volumes.images import find_image, read_channel
 
 Array = NDArray[Any]
 Files = Path | Sequence[Path]
+T = TypeVar("T")
 
 SAME_SPACING = 0.01  # relative; voxels this alike have no coarsest side
 MARGIN = 0.25  # of the extent of what is shown, on each side of it
@@ -115,13 +117,15 @@ def worst_case_figures(
     images: Path | None = None,
     class_name: str | int | None = None,
     number: int = 10,
+    on_failure: Callable[[Failure], None] | None = None,
     **how: Any,
 ) -> Iterator[CaseFigure]:
     """Draw the maps of the worst cases of all methods together, the worst first.
 
     `predictions` names each method's folder, `labels` and `images` those of the cases. The class is the one with
-    the lowest Dice of the case, if not given. How to read the files is what the evaluations were told. Further
-    options are those of `case_maps`.
+    the lowest Dice of the case, if not given. How to read the files is what the evaluations were told. A case that
+    cannot be drawn is left out if `on_failure` is given, which is called with its failure; else its error is raised.
+    Further options are those of `case_maps`.
     """
     if set(predictions) != set(evaluations):
         raise ConfigError(f"predictions must be of the methods {list(evaluations)}; got {list(predictions)}.")
@@ -134,19 +138,29 @@ def worst_case_figures(
     how = {"options": {method: options_of(evaluation) for method, evaluation in evaluations.items()}} | how
     for case in worst_cases(*evaluations.values(), number=number):
         wanted = class_name if class_name is not None else _worst_class(evaluations.values(), case)
-        missing = [method for method in files if case not in files[method]]
-        if missing:
-            raise FileError(
-                f"{case} must be in {predictions[missing[0]]}; there is no prediction that goes by it."
-                " Check the name of the file."
-            )
-        image = None if images is None else find_image(images, case)
-        own = {method: files[method][case].predictions for method in files}
-        label = next(iter(files.values()))[case].label
-        figure = case_maps(own, label, wanted, image=image, case=case, **how)
-        with open_case(next(iter(files.values()))[case]) as opened:
-            flat = _first_place(opened, 0, Options(), how.get("axis")).flat
-        yield CaseFigure(case, wanted, figure, flat)
+        try:
+            own = {method: files_of(case, known, predictions[method]) for method, known in files.items()}
+            first = next(iter(own.values()))
+            image = None if images is None else find_image(images, case)
+            maps = {method: each.predictions for method, each in own.items()}
+            figure = case_maps(maps, first.label, wanted, image=image, case=case, **how)
+            with open_case(first) as opened:
+                flat = _first_place(opened, 0, Options(), how.get("axis")).flat
+        except Exception as error:
+            if on_failure is None:
+                raise
+            on_failure(failure_of(case, error))
+        else:
+            yield CaseFigure(case, wanted, figure, flat)
+
+
+def files_of(case: str, files: Mapping[str, T], folder: Path) -> T:
+    """Return the files of a case; FileError if the folder has none."""
+    if case not in files:
+        raise FileError(
+            f"{case} must be in {folder}; there is no prediction that goes by it. Check the name of the file."
+        )
+    return files[case]
 
 
 def options_of(evaluation: Evaluation) -> Options:

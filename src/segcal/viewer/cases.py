@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from segcal._io.jobs import Failure, failure_of
 from segcal.comparison.matching import match_cases
-from segcal.errors import ConfigError, FileError
+from segcal.errors import ConfigError
 from segcal.evaluation.columns import HIGHER_IS_BETTER, NAMES
 from segcal.evaluation.evaluation import Evaluation
-from segcal.plots.maps import options_of
+from segcal.plots.maps import files_of, options_of
 from segcal.viewer.curves import case_curves
 from segcal.viewer.volumes import CaseVolumes, Files, case_volumes
 from segcal.volumes import find_predictions, pair_cases
@@ -105,28 +106,30 @@ def view_cases(
     labels: Path | None = None,
     images: Path | None = None,
     choices: Sequence[Choice],
+    on_failure: Callable[[Failure], None] | None = None,
 ) -> Iterator[ViewedCase]:
     """The chosen cases, cropped, one after the other.
 
     `predictions` names each method's folder, `labels` and `images` those of the cases; either may be missing. How to
-    read the files is what the evaluations were told. FileError where a case has no file.
+    read the files is what the evaluations were told. A case that cannot be shown is left out if `on_failure` is given,
+    which is called with its failure; else its error is raised, as FileError where a case has no file.
     """
     if set(predictions) != set(evaluations):
         raise ConfigError(f"predictions must be of the methods {list(evaluations)}; got {list(predictions)}.")
     match_cases(evaluations)  # refuses evaluations that do not belong together
     files = {method: _files(predictions[method], labels) for method in evaluations}
     for case, caption in choices:
-        own = {}
-        for method, known in files.items():
-            if case not in known:
-                raise FileError(
-                    f"{case} must be in {predictions[method]}; there is no prediction that goes by it."
-                    " Check the name of the file."
-                )
-            own[method] = known[case]
-        image = None if images is None else find_image(images, case)
-        viewed = view_case(evaluations, case, own, image=image)
-        yield viewed._replace(volumes=viewed.volumes.cropped(), caption=caption)
+        try:
+            own = {method: files_of(case, known, predictions[method]) for method, known in files.items()}
+            image = None if images is None else find_image(images, case)
+            viewed = view_case(evaluations, case, own, image=image)
+            cropped = viewed.volumes.cropped()
+        except Exception as error:
+            if on_failure is None:
+                raise
+            on_failure(failure_of(case, error))
+        else:
+            yield viewed._replace(volumes=cropped, caption=caption)
 
 
 def view_case(
