@@ -11,7 +11,7 @@ from scipy.special import expit, log_softmax, logit
 from typer.testing import CliRunner
 
 import segcal.quality.deciding as deciding
-from segcal import ConfigError, ReadOptions, Regions, apply_calibrator, decide, evaluate, fit_calibrator
+from segcal import ConfigError, ReadOptions, Regions, ShapeError, apply_calibrator, decide, evaluate, fit_calibrator
 from segcal.calibrators import Temperature
 from segcal.cli import app
 from segcal.evaluation import deciding as of_a_case
@@ -509,6 +509,28 @@ def test_a_quality_file_of_other_classes_or_another_calibrator_is_refused(folder
     quality("liver", "tumour")
     with pytest.raises(ConfigError, match=r"must have the classes of .*, liver, tumour; they have class 1, class 2"):
         decide(folder / "maps", folder / "out", rule=rule)
+
+
+@pytest.mark.parametrize("masks", [[], ["--masks"]])
+@pytest.mark.parametrize("classes", [2, 4, 40])
+@pytest.mark.parametrize("case", ["case_0", "case_2"])
+def test_a_map_with_other_classes_than_the_quality_file_fails_and_leaves_no_label_map(
+    folder, quality, case, classes, masks
+):
+    save(folder / "maps" / f"{case}.nii.gz", draw(5, classes)[0])
+    done = run(folder, *masks, rule=str(folder / "quality.json"))
+    assert done.exit_code == 1, done.output
+    assert f"{case}: ShapeError: the map must have the classes of " in done.output
+    assert not (folder / "out" / f"{case}.nii.gz").exists()
+    assert {row["case"] for row in table(folder / "out")} == {f"case_{i}" for i in range(4)} - {case}
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("classes", [1, 3])
+def test_learned_thresholds_are_not_for_a_case_with_more_or_fewer_classes(adaptive, classes):
+    learned = (Learned(0.1, 9, 0.05),) * 2
+    with pytest.raises(ShapeError, match=f"must have the 2 classes .*; it has {classes}"):
+        Guarantee("fnr", 0.1, adaptive, learned).bins(np.ones((classes, BINS)), np.zeros((classes, BINS)))
 
 
 def test_decoding_for_dice_pays_off_where_labels_are_drawn_from_the_probabilities():

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -36,7 +36,7 @@ from segcal._io.jobs import (
     unchanged,
 )
 from segcal._io.parsing import parse_json
-from segcal.errors import ConfigError, FileError, SegcalError
+from segcal.errors import ConfigError, FileError, ShapeError
 from segcal.evaluation.cohort import with_calibrator
 from segcal.evaluation.deciding import CaseDecision, Cutting, decide_case, foreground_names
 from segcal.evaluation.naming import check_names, read_naming
@@ -262,19 +262,22 @@ def _reading_of_quality(
     return meant
 
 
-def _check_classes(rule: Rule, known: Iterable[str], found: Sequence[PredictionFiles], options: Options) -> None:
-    """Refuse a quality file of other classes than those of the first prediction that can be read."""
+def _check_classes(rule: Rule, classes: tuple[str, ...], found: Sequence[PredictionFiles], options: Options) -> None:
+    """Refuse a quality file if predictions can be read, but none has its classes."""
+    other = None
     for files in found:
         try:
             names = foreground_names(open_maps(files, options).classes, options)
-        except (SegcalError, OSError):
-            continue  # whoever decides says why
-        if tuple(names) != tuple(known):
-            raise ConfigError(
-                f"predictions must have the classes of {rule.path}, {', '.join(known)}; they have {', '.join(names)}. "
-                f"Fit a file to an evaluation of such predictions."
-            )
-        return
+        except Exception:
+            continue  # `_decide_files` reports it as the failure of this case
+        if names == classes:
+            return
+        other = other or names
+    if other is not None:
+        raise ConfigError(
+            f"predictions must have the classes of {rule.path}, {', '.join(classes)}; they have {', '.join(other)}. "
+            f"Fit a file to an evaluation of such predictions."
+        )
 
 
 def _key(files: PredictionFiles, options: Options, rule: Rule, masks: bool) -> str:
@@ -308,6 +311,11 @@ def _decide_files(
     with unchanged(files.all):
         prediction = open_maps(files, options)
         names = foreground_names(prediction.classes, options)
+        if rule.path is not None and names != (classes := _quality(rule.path, rule.fingerprint).classes):
+            raise ShapeError(
+                f"the map must have the classes of {rule.path}, {', '.join(classes)}; it has {', '.join(names)}. "
+                f"Use maps of the network that the file was learned for."
+            )
         decided = decide_case(prediction, options, cutting_of(rule, options.fine_bins), masks=masks, threads=threads)
     prediction.write_labels(decided.labels, target)
     rows = _rows(decided, names, options.fine_bins, prediction.grid.voxel_ml)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from segcal.binning import Binning
 from segcal.decisions import ThresholdCurves, best_threshold, threshold_curves
-from segcal.errors import ConfigError, is_number, one_of
+from segcal.errors import ConfigError, ShapeError, is_number, one_of
 from segcal.statistics import BinStatistics
 
 Array = NDArray[Any]
@@ -61,6 +61,11 @@ class Guarantee:
 
     def bins(self, count: Array, confidence: Array) -> Array:
         """The place of each class's threshold among the edges of bins, given a case's (class, bin) sums."""
+        if len(count) != len(self.learned):
+            raise ShapeError(
+                f"the case must have the {len(self.learned)} classes that thresholds were learned for; it has "
+                f"{len(count)}. Use maps of the same network."
+            )
         parameters = np.array([each.parameter for each in self.learned])
         if not self.adaptive:
             return parameters.astype(np.int64)
