@@ -8,7 +8,7 @@ ADAPTERS = triton nnunet notebook lightning dask triton_numbers
 EXTRAS_others = docs,lightning,notebook,triton
 EXTRAS_nnunet = nnunet
 
-.PHONY: setup browser niivue demo test test-long test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench bench-short clean
+.PHONY: setup browser niivue demo test test-bounds test-long test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench bench-short clean
 
 setup: $(READY)
 
@@ -38,6 +38,11 @@ niivue:
 # Files of tests side by side, each on one thread: threads that share cores wait for one another.
 test: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+
+# Compiled code with a check of every index; code that an earlier run compiled has none, so the cache starts empty.
+test-bounds: setup
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$$(mktemp -d) OMP_NUM_THREADS=1 nice $(BIN)/python -m pytest tests/kernels \
+		tests/evaluation tests/calibrators tests/quality tests/agreement tests/laws tests/test_losses.py
 
 # What takes long, and has a shorter test in `make test`.
 test-long: setup

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from segcal.kernels.numba_cache import cached_njit
 from segcal.kernels.numba_cpu import run_segments, segments_of
+from segcal.kernels.numba_math import OPTIONS
 
 Array = NDArray[Any]
 
@@ -30,7 +31,7 @@ def choose(probabilities: Array, cuts: tuple[Array, Array, Array], bins: int, *,
     return places, sums.sum(0)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@cached_njit(**OPTIONS)
 def _choose(probabilities, lowest, slope, offset, bins, start, stop, places, sums):
     for v in range(start, stop):
         chosen = wanted = 0
@@ -65,7 +66,7 @@ def same_largest(before: Array, after: Array, *, threads: int) -> bool:
     return not different.any()
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@cached_njit(**OPTIONS)
 def _differ(before, after, start, stop):
     one, two = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
     best = np.empty(BLOCK, before.dtype)
@@ -81,7 +82,7 @@ def _differ(before, after, start, stop):
     return False
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@cached_njit(**OPTIONS)
 def _largest(x, n, best, found):
     for v in range(n):
         best[v] = x[0, v]

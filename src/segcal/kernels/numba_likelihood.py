@@ -11,11 +11,11 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from segcal.kernels.numba_cache import cached_njit
 from segcal.kernels.numba_cpu import run_segments, segments_of
-from segcal.kernels.numba_math import LANES, exp_double, inner, jit, log_of, multiply
+from segcal.kernels.numba_math import LANES, OPTIONS, exp_double, inner, jit, log_of, multiply
 from segcal.kernels.spec import SMALLEST
 
 VALUE, SLOPE, CURVATURE, WRONG = range(4)
@@ -182,7 +182,7 @@ def absent_log_loss(probabilities: NDArray[Any], labels: NDArray[Any], *, thread
     return total
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})
+@cached_njit(fastmath={"reassoc", "nsz"}, **OPTIONS)
 def _absent(p, labels, own):
     total = 0.0
     for first in range(0, p.shape[0], TOGETHER):

@@ -10,26 +10,27 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, njit, types
+from numba import extending, types
 from numba.core import cgutils
 from numba.np.arrayobj import make_array
+
+from segcal.kernels.numba_cache import cached_njit
 
 LANES = np.uint64(16)  # products that are carried side by side
 
 intrinsic: Any = extending.intrinsic  # whose types would ask callers for the typing context, too
-compiled: Any = njit
 
 # Reordering lets sums run in vector lanes. NaN and infinity keep their meaning.
 FAST = {"reassoc", "contract", "nsz"}
-OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+OPTIONS = {"nogil": True, "error_model": "numpy"}
 # Called by compiled code alone: without what Python would need, and without counting references to arrays.
 INNER = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
-jit = compiled(fastmath=FAST, **OPTIONS)
-inner = compiled(fastmath=FAST, **INNER)
+jit = cached_njit(fastmath=FAST, **OPTIONS)
+inner = cached_njit(fastmath=FAST, **INNER)
 # A product and a sum may be rounded as one; nothing is reordered.
-fused = compiled(fastmath={"contract"}, **INNER)
+fused = cached_njit(fastmath={"contract"}, **INNER)
 # Every operation as written. Said aloud: left out, the setting would be taken from whichever function calls first.
-exact = compiled(fastmath=False, **INNER)
+exact = cached_njit(fastmath=False, **INNER)
 
 
 @intrinsic
