@@ -464,6 +464,28 @@ def test_logits_and_overlapping_classes_are_passed_on(tmp_path):
     assert by_verb["evaluate"][-6:-2] == ["--logits", "--sigmoid", "--ignore-index", "255"]
 
 
+def test_logits_with_regions_are_calibrated(tmp_path):
+    """The temperature is that of the classes without regions: 0.5 makes such logits, of a factor 2, right."""
+    for i in range(6):
+        generator = np.random.default_rng(i)
+        p = generator.dirichlet(np.ones(4), cohorts.SHAPE)
+        labels = (generator.random((*cohorts.SHAPE, 1)) > p.cumsum(-1)).sum(-1).clip(max=3).astype(np.uint8)
+        cohorts.save(tmp_path / "P" / f"case_{i}.nii.gz", (np.log(p) / 2).astype(np.float32))
+        cohorts.save(tmp_path / "L" / f"case_{i}.nii.gz", labels)
+    done = run(tmp_path / "P", tmp_path / "L", "--out", tmp_path / "out", "--cases", 1, "--logits", "--regions", "kits")
+    assert done.exit_code == 0, done.output
+    assert "calibrate is left out" not in text(done)
+    nll = {row["calibrator"]: float(row["nll"]) for row in rows(tmp_path / "out" / "candidates.csv")}
+    assert nll["temperature"] < nll["as it is"]
+    fitted = fit_calibrator(
+        tmp_path / "P", tmp_path / "L", tmp_path / "c.json", method="temperature", folds=0,
+        options=segcal.ReadOptions(logits=True),
+    )  # fmt: skip
+    assert fitted.calibrator.temperature == pytest.approx(0.5, rel=0.07)
+    loaded = segcal.load_calibrator(tmp_path / "out" / "calibrator.json")
+    assert (loaded.classes, loaded.inputs) == (4, "logits")
+
+
 def test_beyond_the_patients_that_are_tried_all_cases_are_checked(made, tmp_path, monkeypatch):
     """With very many patients, candidates are tried on some; the report is on all, each case by what never saw it."""
     monkeypatch.setattr(planning, "chosen_patients", lambda names, rule: list(names)[:6])

@@ -18,11 +18,13 @@ from segcal.calibration.applying import apply_calibrator
 from segcal.calibration.effect import reliability_before_and_after
 from segcal.calibration.fitting import fit_calibrator
 from segcal.calibration.folds import make_folds
-from segcal.calibrators import Temperature, VectorScaling, load_calibrator
+from segcal.calibrators import CALIBRATORS, Temperature, VectorScaling, load_calibrator
 from segcal.cli import app
 from segcal.errors import LabelError, SegcalError
 from segcal.evaluation.calibrated import LEAST, turn, turn_back
+from segcal.evaluation.naming import BESIDE_MAPS, write_own
 from segcal.volumes.orientation import orientation_of
+from segcal.volumes.regions import read_regions
 
 SHAPE = (10, 9, 8)
 AFFINE = np.array([[-1.0, 0, 0, 3], [0, 0, 2.0, -4], [0, 1.5, 0, 5], [0, 0, 0, 1]])  # axes flipped and exchanged
@@ -363,6 +365,100 @@ def test_brats_labels_find_their_channels(tmp_path):
     done = fit(tmp_path, "--regions", "brats")
     assert done.exit_code == 0, done.output
     assert load_calibrator(tmp_path / "c.json").temperature == pytest.approx(2.5, rel=0.07)
+
+
+KITS = np.array([0, 1, 2, 3], np.uint8)
+BRATS = np.array([0, 1, 2, 4], np.uint8)
+
+
+def save_four_classes(folder, values):
+    """Four cases: logits that are 2.5 times too large, class labels, and labels with the given values."""
+    for i in range(4):
+        logits, labels = draw(i, classes=4)
+        save(folder / "logits" / f"case_{i}.nii.gz", logits)
+        save(folder / "labels" / f"case_{i}.nii.gz", labels)
+        save(folder / "values" / f"case_{i}.nii.gz", values[labels])
+
+
+@pytest.mark.parametrize("method", list(CALIBRATORS))
+@pytest.mark.parametrize(("regions", "values"), [("kits", KITS), ("brats", BRATS)])
+def test_regions_do_not_change_a_fit_on_logits(tmp_path, method, regions, values):
+    """A calibrator is fitted on the trained classes; regions are unions of them for the evaluation alone."""
+    save_four_classes(tmp_path, values)
+    settings = {"steps": 5} if method == "local-temperature" else {}
+    fits = [
+        fit_calibrator(
+            tmp_path / "logits", tmp_path / labels, tmp_path / f"{labels}.json", method=method, folds=0,
+            settings=settings, options=ReadOptions(logits=True, regions=union),
+        ).calibrator
+        for labels, union in (("labels", None), ("values", regions))
+    ]  # fmt: skip
+    assert fits[0].to_json() == fits[1].to_json()
+    if method == "temperature":
+        assert fits[1].temperature == pytest.approx(2.5, rel=0.07)
+
+
+def test_logits_of_a_run_with_regions_are_calibrated_without_options_for_regions(tmp_path):
+    """`segcal predict --logits` writes the regions of the run to a file beside the maps."""
+    save_four_classes(tmp_path, BRATS)
+    names = ("background", "necrosis", "edema", "enhancing")
+    write_own(tmp_path / "logits" / BESIDE_MAPS, names, BRATS.tolist(), read_regions("brats"))
+    (tmp_path / "labels").rename(tmp_path / "places")
+    (tmp_path / "values").rename(tmp_path / "labels")
+    done = fit(tmp_path, "--logits", "--folds", "0", kind="logits")
+    assert done.exit_code == 0, done.output
+    assert load_calibrator(tmp_path / "c.json").temperature == pytest.approx(2.5, rel=0.07)
+
+
+@pytest.mark.parametrize("method", ["temperature", "vector"])
+def test_regions_before_and_after_a_fit_are_those_of_the_maps(tmp_path, method):
+    """Each case is calibrated by hand with the calibrator of its fold, and evaluated with --regions."""
+    save_four_classes(tmp_path, KITS)
+    options = ReadOptions(logits=True, regions="kits")
+    paths = tmp_path / "logits", tmp_path / "labels"
+    fitted = fit_calibrator(*paths, tmp_path / "c.json", method=method, folds=2, options=options)
+    assert fitted.after.classes == ("tumour", "mass", "kidney and masses")
+    for cases, calibrator in fitted.held_out:
+        for case in cases:
+            source = nibabel.load(tmp_path / "logits" / f"{case}.nii.gz").get_fdata(dtype=np.float32)
+            new = calibrator.transform(torch.from_numpy(np.moveaxis(source, -1, 0))).numpy()
+            save(tmp_path / "maps" / f"{case}.nii.gz", np.moveaxis(new, 0, -1))
+    for maps, found in (("logits", fitted.before), ("maps", fitted.after)):
+        expected = evaluate(tmp_path / maps, paths[1], tmp_path / f"{maps}-out", options=options).evaluation
+        assert expected.cases == found.cases
+        for name, values in expected.case_values().items():
+            torch.testing.assert_close(found.case_values()[name], values, rtol=1e-6, atol=1e-9, equal_nan=True)
+
+
+def test_calibrated_logits_are_measured_in_regions_as_through_the_calibrator(tmp_path):
+    save_four_classes(tmp_path, KITS)
+    assert fit(tmp_path, "--logits", "--regions", "kits", "--folds", "0", kind="logits").exit_code == 0
+    assert apply(tmp_path, "--logits", kind="logits").exit_code == 0
+    options = ReadOptions(logits=True, regions="kits")
+    through = evaluate(
+        tmp_path / "logits", tmp_path / "labels", tmp_path / "a", options=options, calibrator=tmp_path / "c.json"
+    ).evaluation
+    written = evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "b", options=options).evaluation
+    plain = evaluate(tmp_path / "logits", tmp_path / "labels", tmp_path / "p", options=options).evaluation
+    for metric in ("ace", "nll"):
+        one, other, before = (each.case_values()[None, metric] for each in (through, written, plain))
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+        assert (one < before).all()
+
+
+def test_label_maps_of_regions_are_refused_for_a_fit_of_exclusive_classes(tmp_path):
+    save_four_classes(tmp_path, KITS)
+    for i in range(4):
+        labels = draw(i, classes=4)[1]
+        save(
+            tmp_path / "labels" / f"case_{i}.nii.gz",
+            np.stack([labels == 2, labels >= 2, labels >= 1], -1) * np.uint8(1),
+        )
+    done = fit(tmp_path, "--logits", "--regions", "kits", "--folds", "0", kind="logits")
+    assert done.exit_code == 2
+    assert "labels must be one map of classes to fit a calibrator of exclusive classes; got 3 channels" in " ".join(
+        done.output.split()
+    )
 
 
 def test_a_single_channel_is_a_foreground(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from segcal.calibrators import Calibrator, load_calibrator
 from segcal.calibrators.calibrator import Activation, keep_decisions
-from segcal.errors import ConfigError, FileError
+from segcal.errors import ConfigError, FileError, ShapeError
 from segcal.evaluation.options import Options, slab_voxels
-from segcal.evaluation.voxels import counted_voxels, places_of, regions_of
+from segcal.evaluation.voxels import counted_voxels, places_of, region_labels, replace_aliases
 from segcal.volumes import Case, CaseFiles, open_case
 from segcal.volumes.arrays import read_array
 from segcal.volumes.averaging import LEAST, not_probabilities
@@ -154,18 +154,20 @@ class FolderCase:
         """Class indices (voxel), or zeros and ones (class, voxel) where classes overlap."""
         regions = self.options.regions
         if activation_of(len(values), self.options) == "sigmoid":
-            truth = regions_of(values, labels, self.options)[1]
-            if len(truth) != len(values):
+            if regions is not None and len(regions.members) != len(values):
                 raise ConfigError(
-                    f"predictions of regions must have a channel for each of {len(truth)}; they have {len(values)}."
+                    f"predictions of regions must have a channel for each of {len(regions.members)}; they have "
+                    f"{len(values)}."
                 )
-            return torch.from_numpy(truth)
-        if regions is not None and regions.values is not None and labels.ndim == 1:
-            regions_of(values, labels, self.options)  # refuses what does not belong together
-            known = dict(regions.aliases)
-            places = {value: place for place, value in enumerate(regions.values)}
-            found, where = np.unique(labels, return_inverse=True)
-            labels = np.array([places.get(known.get(value, value), -1) for value in found.tolist()])[where]
+            return torch.from_numpy(region_labels(labels, values, self.options))
+        if labels.ndim != 1:
+            raise ShapeError(
+                f"labels must be one map of classes to fit a calibrator of exclusive classes; got {len(labels)} "
+                f"channels. Use the label maps of the classes."
+            )
+        if regions is not None and regions.values is not None:
+            options = replace(self.options, values=regions.values)
+            labels = places_of(replace_aliases(labels, regions), len(values), options)
         return torch.from_numpy(labels)
 
 

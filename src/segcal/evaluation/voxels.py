@@ -28,6 +28,7 @@ from segcal.kernels.spec import (
     squared_error,
 )
 from segcal.volumes.averaging import not_probabilities, sigmoid, softmax
+from segcal.volumes.regions import Regions
 
 Array = NDArray[Any]
 
@@ -344,13 +345,19 @@ def region_labels(labels: Array | None, probabilities: Array, options: Options) 
         if labels.size and not 0 <= labels.min() <= labels.max() < first + channels:
             raise _unknown_label(labels, range(first + channels), single=channels == 1)
         return _members(labels, [(value,) for value in range(first, first + channels)])
-    for value, meaning in regions.aliases:
-        labels = np.where(labels == value, meaning, labels)
+    labels = replace_aliases(labels, regions)
     if regions.values is not None:
         known = sorted({0, *regions.values})  # the background may have no channel
         if not np.isin(labels, known).all():
             raise _unknown_label(labels, known)
     return _members(labels, [regions.members[name] for name in regions.members])
+
+
+def replace_aliases(labels: Array, regions: Regions) -> Array:
+    """Return the labels with every alias replaced by the label value that it stands for."""
+    for value, meaning in regions.aliases:
+        labels = np.where(labels == value, meaning, labels)
+    return labels
 
 
 def _members(labels: Array, members: Sequence[Sequence[int]]) -> Array:
