@@ -344,6 +344,60 @@ def test_maps_of_zeros_and_ones_are_measured_and_not_calibrated(tmp_path):
     )
 
 
+def test_predictions_without_a_mistake_are_not_calibrated(tmp_path, monkeypatch):
+    """No temperature is best then; that is a property of the data, and no failure."""
+    monkeypatch.setattr(planning, "CANDIDATES", QUICK[:1])
+    for i in range(CASES):
+        labels = cohorts.make_case(i)[1]
+        cohorts.save(tmp_path / "P" / f"case_{i}.nii.gz", (0.1 + 0.7 * np.eye(3)[labels]).astype(np.float32))
+        cohorts.save(tmp_path / "L" / f"case_{i}.nii.gz", labels)
+    done = run(tmp_path / "P", tmp_path / "L", "--out", tmp_path / "out", "--cases", 0)
+    assert done.exit_code == 0, done.output
+    assert "calibrate is left out: no calibrator could be fitted: no finite fit is best" in text(done)
+
+
+def fail(message):
+    """A function that raises the error of a step."""
+
+    def step(*arguments, **options):
+        raise SegcalError(message)
+
+    return step
+
+
+@pytest.mark.parametrize(("step", "function"), [("calibrate", "fit_calibrator"), ("quality", "fit_quality")])
+def test_a_step_that_fails_is_not_skipped(folder, monkeypatch, step, function):
+    """The other steps are done, but the exit code tells scripts that something is wrong."""
+    arguments = [folder / "P", folder / "L", "--out", folder / "new", "--cases", 0]
+    with monkeypatch.context() as patch:
+        patch.setattr(work, function, fail("the step must work; it does not."))
+        done = run(*arguments, "--json")
+        found = audit_predictions(folder / "P", folder / "L", folder / "new", cases=0)
+    assert done.exit_code == 1
+    assert f"{step} failed: the step must work; it does not." in text(done)
+    told = json.loads(done.stdout)
+    assert (told["skipped"], told["failed"]) == ({}, {step: "the step must work; it does not."})
+    assert (found.skipped, found.failed) == (told["skipped"], told["failed"])
+    assert f"The step `{step}` failed: the step must work" in (folder / "new" / "NEXT.md").read_text()
+    assert (folder / "new" / "report.html").exists()
+    assert (folder / "new" / "quality.json").exists() == (step == "calibrate")
+    assert run(*arguments).exit_code == 0  # the step is tried again
+
+
+def test_logits_that_no_calibrator_can_take_make_the_audit_fail(tmp_path):
+    """Logits of minus infinity are probabilities of 0: they are measured, but not calibrated."""
+    for i in range(CASES):
+        p, labels = cohorts.make_case(i)
+        logits = np.log(p)
+        logits[0, 0, 0, (labels[0, 0, 0] + 1) % 3] = -np.inf
+        cohorts.save(tmp_path / "P" / f"case_{i}.nii.gz", logits)
+        cohorts.save(tmp_path / "L" / f"case_{i}.nii.gz", labels)
+    done = run(tmp_path / "P", tmp_path / "L", "--out", tmp_path / "out", "--cases", 0, "--logits")
+    assert done.exit_code == 1
+    assert "calibrate failed: logits must be finite numbers to fit a calibrator" in text(done)
+    assert f"{CASES} cases audited, 0 failed" in text(done)
+
+
 def test_label_maps_alone_are_refused(tmp_path):
     for i in range(6):
         _, labels = cohorts.make_case(i)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import nibabel
+import numpy as np
 import pytest
 import torch
 from tests.calibration.test_fitting import folder  # noqa: F401
@@ -9,7 +11,7 @@ from typer.testing import CliRunner
 
 from segcal import EvaluationAccumulator, ReadOptions
 from segcal.calibration import planning
-from segcal.calibration.choosing import CANDIDATES, UNCHANGED, choose, chosen_patients
+from segcal.calibration.choosing import CANDIDATES, UNCHANGED, Candidate, choose, chosen_patients
 from segcal.calibration.fitting import fit_calibrator
 from segcal.calibrators import load_calibrator
 from segcal.cli import app
@@ -144,3 +146,16 @@ def test_large_cases_are_not_held_at_once(folder, quick, monkeypatch):  # noqa: 
     fitted = fit_calibrator(folder / "probabilities", folder / "labels", folder / "c.json", folds=2, say=told.append)
     assert told[0] == "6 cases of more than 1,000 values: what needs whole cases is not tried"
     assert not any("smoothing" in trial.name for trial in fitted.choice.trials)
+
+
+def test_a_candidate_that_cannot_be_fitted_is_named(folder, monkeypatch):  # noqa: F811
+    """A curve for each class needs voxels of each; no label has the third class here."""
+    monkeypatch.setattr(planning, "CANDIDATES", (CANDIDATES[0], Candidate("isotonic", "isotonic", {})))
+    for path in (folder / "labels").iterdir():
+        image = nibabel.load(path)
+        nibabel.save(nibabel.Nifti1Image(np.minimum(np.asarray(image.dataobj), 1), image.affine), path)
+    said = []
+    fitted = fit_calibrator(folder / "probabilities", folder / "labels", folder / "c.json", folds=2, say=said.append)
+    assert [trial.name for trial in fitted.choice.trials] == [UNCHANGED, "temperature"]
+    (line,) = (line for line in said if "left out" in line)
+    assert line.startswith("isotonic is left out: isotonic needs voxels of every class in the labels; class 2 has none")

@@ -36,6 +36,8 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield from _files(audit)
     for step, why in audit.skipped.items():
         yield f"\nThe step `{step}` was skipped: {why}"
+    for step, why in audit.failed.items():
+        yield f"\nThe step `{step}` failed: {why}"
     for heading, text, commands in _sections(audit):
         yield f"\n## {heading}"
         yield from filter(None, [text])

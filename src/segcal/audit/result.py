@@ -26,6 +26,7 @@ class Audit:
     report: the page.
     advice: NEXT.md, with the commands that use the rest.
     skipped: why, of each step that was left out: "calibrate", "quality".
+    failed: the error of each of these steps that failed.
 
     >>> import tempfile, numpy as np
     >>> from segcal import audit_predictions
@@ -52,3 +53,4 @@ class Audit:
     report: Path
     advice: Path
     skipped: Mapping[str, str]
+    failed: Mapping[str, str]

@@ -26,6 +26,7 @@ from segcal.calibration.choosing import METRICS, UNCHANGED, Choice
 from segcal.calibration.fitting import Fitted, fit_calibrator
 from segcal.calibration.planning import plan_fit
 from segcal.calibrators import load_calibrator
+from segcal.calibrators.calibrator import SeparableError
 from segcal.comparison.comparison import compare
 from segcal.errors import SegcalError
 from segcal.evaluation.cohort import case_key, evaluate
@@ -36,7 +37,7 @@ from segcal.evaluation.options import Options
 from segcal.evaluation.outcome import Outcome
 from segcal.evaluation.results import write_results
 from segcal.evaluation.sums import CaseSums
-from segcal.quality.fitting import fit_quality, load_quality
+from segcal.quality.fitting import TooFewPatientsError, fit_quality, load_quality
 from segcal.report import build_report
 from segcal.volumes import Pairing
 
@@ -64,6 +65,7 @@ class Work:
     course: Course
     say: Callable[[str], None]
     skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.out / "audit.json")
@@ -92,6 +94,7 @@ class Work:
             report=self.report,
             advice=self.out / "NEXT.md",
             skipped=self.skipped,
+            failed=self.failed,
         )
         self._report(audit, shown)
         write_advice(audit)
@@ -154,6 +157,7 @@ class Work:
     def _calibrate(self, outcome: Outcome) -> Evaluation | None:
         """The cases through calibrators that were fitted without them; None where none is to be had, or none helps."""
         why = self._few() or _hard(outcome)
+        failure = ""
         if not why and not self._is_calibrated():
             try:
                 fitted = fit_calibrator(
@@ -163,18 +167,23 @@ class Work:
                 )  # fmt: skip
             except HeldError:
                 raise
-            except SegcalError as error:
+            except SeparableError as error:
                 why = f"no calibrator could be fitted: {error}"
+            except SegcalError as error:  # the cases could be measured, so this is not expected
+                failure = str(error)
             else:
                 self._keep(fitted)
         self.course.end(CALIBRATE)
-        if not why and self.ledger.get(TAKEN) == UNCHANGED:
+        if not why and not failure and self.ledger.get(TAKEN) == UNCHANGED:
             why = f"{self.ledger.get(REASON)}."
-        if not why:
+        if not why and not failure:
             return Evaluation.load(self.calibrated / "evaluation.npz")
         self.calibrator.unlink(missing_ok=True)
         shutil.rmtree(self.calibrated, ignore_errors=True)
-        self._skip(CALIBRATE, why)
+        if failure:
+            self._fail(CALIBRATE, failure)
+        else:
+            self._skip(CALIBRATE, why)
         return None
 
     def _few(self) -> str:
@@ -227,7 +236,10 @@ class Work:
                 self.ledger.set(QUALITY, key)
         except SegcalError as error:
             self.quality.unlink(missing_ok=True)
-            self._skip(QUALITY, str(error))
+            if isinstance(error, TooFewPatientsError):
+                self._skip(QUALITY, str(error))
+            else:
+                self._fail(QUALITY, str(error))
             return False
         finally:
             self.course.end(QUALITY)
@@ -260,6 +272,10 @@ class Work:
     def _skip(self, step: str, why: str) -> None:
         self.skipped[step] = why
         self.say(f"{step} is left out: {why}")
+
+    def _fail(self, step: str, why: str) -> None:
+        self.failed[step] = why
+        self.say(f"{step} failed: {why}")
 
 
 def _hard(outcome: Outcome) -> str:

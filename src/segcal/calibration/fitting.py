@@ -22,6 +22,7 @@ from segcal.calibration.parts import Fits, HeldOut, Parts, check_fold, told_of
 from segcal.calibration.planning import Plan, plan_fit
 from segcal.calibration.steps import Progress, Steps
 from segcal.calibrators import Calibrator, Temperature
+from segcal.calibrators.calibrator import SeparableError
 from segcal.calibrators.cost import duration
 from segcal.errors import ConfigError, SegcalError
 from segcal.evaluation.calibrated import FolderCase
@@ -168,7 +169,7 @@ def _fit(
     shown = evaluation({name: before[name] for name in tried})
     some = {name: cases[name] for name in tried}
     ahead.check(candidates, some, groups)
-    after, held_out = _tried(candidates, some, groups, parts, steps)
+    after, held_out = _tried(candidates, some, groups, parts, steps, say)
     results = {name: evaluation(sums) for name, sums in after.items()}
     choice = choose(shown, results, patients=patients) if len(candidates) > 1 else None
     taken = candidates[0].name if choice is None else choice.taken
@@ -204,21 +205,24 @@ def _tried(
     groups: list[list[str]],
     parts: Parts,
     steps: Steps,
+    say: Callable[[str], None],
 ) -> tuple[dict[str, dict[str, CaseSums]], dict[str, list[HeldOut]]]:
     """What each candidate makes of the cases, and what it was fitted without; one that cannot be fitted is left out."""
     after: dict[str, dict[str, CaseSums]] = {}
     held_out: dict[str, list[HeldOut]] = {}
-    wrong: list[SegcalError] = []
+    errors: dict[str, SegcalError] = {}
     for each in candidates if groups else ():
         try:
             checked = _checked(each, cases, groups, parts, steps)
         except SegcalError as error:
-            wrong.append(error)
+            errors[each.name] = error
         else:
             after |= {name: check.sums for name, check in checked.items()}
             held_out |= {name: check.held_out for name, check in checked.items()}
-    if wrong and not after:
-        raise wrong[0]
+    if errors and not after:
+        raise min(errors.values(), key=lambda error: isinstance(error, SeparableError))  # another error tells more
+    for name, reason in errors.items():
+        say(f"{name} is left out: {reason}")
     return after, held_out
 
 

@@ -355,8 +355,12 @@ def need_all_classes(method: str, true_voxels: Tensor) -> None:
         )
 
 
-def not_separable(what: str) -> SegcalError:
-    return SegcalError(
+class SeparableError(SegcalError):
+    """No finite fit is best, because the predictions are right in every voxel."""
+
+
+def not_separable(what: str) -> SeparableError:
+    return SeparableError(
         f"no finite fit is best: {what} is right in every voxel, so that more confidence is always likelier. "
         f"Fit on cases with mistakes, which the network was not trained on."
     )

@@ -74,16 +74,17 @@ def audit(
     cases, failed = len(found.outcome.evaluation.cases), len(found.outcome.failures)
     say(f"{counted(cases, 'case')} audited, {failed} failed; report: {found.report}")
     say(f"next commands: {found.advice}")
-    if found.outcome.failures:
+    if found.outcome.failures or found.failed:
         raise typer.Exit(1)
 
 
 def _show(found: Audit) -> None:
-    """Tables before and after calibration, the calibrator, and skipped steps."""
+    """Tables before and after calibration, the calibrator, and the steps that were skipped or failed."""
     from segcal.comparison.tables import main_tables, notes
 
     sentences = [f"Calibrator: {found.chosen}."] if found.chosen else []
     sentences += [f"Skipped: {step}; {why}" for step, why in found.skipped.items()]
+    sentences += [f"Failed: {step}; {why}" for step, why in found.failed.items()]
     show_tables(main_tables(found.comparison), [*notes(found.comparison), *sentences])
 
 
@@ -106,6 +107,7 @@ def _print_json(found: Audit) -> None:
         "files": {name: None if path is None else str(path) for name, path in files.items()},
         "chosen": found.chosen or None,
         "skipped": dict(found.skipped),
+        "failed": dict(found.failed),
         "comparison": json.loads(to_json(found.comparison)),
     }
     print_json(json.dumps(content, indent=2, ensure_ascii=False))

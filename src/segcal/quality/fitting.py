@@ -31,6 +31,10 @@ FORMAT = "segcal quality 1"
 MOST_PATIENTS = 1000  # more make no interval better, and each takes its time
 
 
+class TooFewPatientsError(ConfigError):
+    """There are too few patients for intervals of the wanted level."""
+
+
 @dataclass(frozen=True, eq=False)
 class Quality:
     """What was learned from labeled patients; `fit_quality` makes one, and a file keeps it.
@@ -159,7 +163,7 @@ def fit_quality(
     names = patients_of(shown.cases, patients)
     _, numbers = np.unique(names, return_inverse=True)
     if len(set(names)) < fewest_patients(level):
-        raise ConfigError(
+        raise TooFewPatientsError(
             f"intervals that hold {level:.0%} need at least {fewest_patients(level)} patients; got {len(set(names))}. "
             f"Evaluate more, or allow a lower level."
         )
