@@ -8,6 +8,8 @@ import shutil
 import nibabel as nib
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from scipy.integrate import quad
 from scipy.interpolate import interp1d
@@ -18,12 +20,23 @@ from typer.testing import CliRunner
 import segcal
 from segcal.cli import app
 from segcal.evaluation import cohort
-from segcal.evaluation.rated import Votes
+from segcal.evaluation.options import Options
+from segcal.evaluation.rated import RaterSums, Votes
 from segcal.evaluation.raters import read_rater_rows
-from segcal.evaluation.voting import clipped_crps, normal_crps, sample_crps, staple
+from segcal.evaluation.voting import (
+    clipped_crps,
+    floor_errors,
+    floor_sums,
+    nested_distance,
+    normal_crps,
+    numbers_of_votes,
+    sample_crps,
+    staple,
+)
 
 SHAPE = (14, 12, 10)
 RATERS = ("anna", "ben", "cem")
+NUMBERS = ("value", "std", "low", "high", "number")  # columns of tables
 
 
 def drawn(probabilities, rng):
@@ -119,6 +132,78 @@ def test_dice_against_every_reference(study, numbers):
         }
         for metric, value in expected.items():
             assert numbers[case, label, metric] == pytest.approx(value, rel=1e-9), metric
+
+
+MASKS = {"a": [1, 1, 1, 1, 0, 0, 0, 0], "b": [0, 0, 1, 1, 1, 0, 0, 0], "c": [0] * 8, "d": [0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("raters", "decision", "between", "each"),
+    [
+        ("ab", [0, 1, 1, 0, 0, 0, 0, 0], 4 / 7, [2 / 3, 2 / 5]),  # 2 voxels in common of 4 + 3; 2 of 6, 1 of 5
+        ("abc", [0, 1, 1, 0, 0, 0, 0, 0], 4 / 7 / 3, [2 / 3, 2 / 5, 0]),
+        ("abcd", [0, 1, 1, 0, 0, 0, 0, 0], 4 / 7 / 5, [2 / 3, 2 / 5, 0, 0]),  # the pair of c and d does not count
+        ("abc", [0] * 8, 4 / 7 / 3, [0, 0]),
+        ("cd", [0] * 8, math.nan, []),
+        ("cd", [0, 1, 1, 0, 0, 0, 0, 0], math.nan, [0, 0]),
+        ("ac", [0] * 8, 0, [0]),
+    ],
+)
+def test_dice_of_an_empty_mask_is_0_and_of_two_left_out_in_any_order(raters, decision, between, each):
+    values = np.array([np.subtract(1, decision), decision], np.float32)
+    for order in itertools.permutations(raters):
+        sums = RaterSums(order, Options(), threads=1)
+        total = sums.slab(values, np.array([MASKS[rater] for rater in order], np.uint8), None).sums
+        found = numbers_of_votes(sums.of_case(total)[2])
+        spread = np.std(each, ddof=1) if len(each) > 1 else math.nan
+        expected = {"dice_between": between, "dice_each": np.mean(each) if each else math.nan, "dice_spread": spread}
+        for metric, value in expected.items():
+            assert found[metric][1] == pytest.approx(value, abs=1e-12, nan_ok=True), (order, metric)
+
+
+@given(st.data())
+def test_numbers_of_votes_do_not_depend_on_the_order_of_raters(data):
+    """Raters with random masks, some of them empty; voxels that one of them ignores count for none."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    number, classes = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 3))
+    values = rng.dirichlet(np.ones(classes), 40).T
+    labels = rng.integers(0, classes, (number, 40)).astype(np.uint8)
+    labels[np.array(data.draw(st.lists(st.booleans(), min_size=number, max_size=number)))] = 0
+    if data.draw(st.booleans()):
+        labels[rng.integers(number), :5] = 9
+
+    def measure(order):
+        sums = RaterSums([f"rater {i}" for i in order], Options(ignore_index=9), threads=1)
+        total = sums.slab(values, labels[list(order)], None).sums
+        mean, own, votes = sums.of_case(total)
+        found = numbers_of_votes(votes) | floor_errors(floor_sums(votes, 20))
+        found |= {name: getattr(mean, name) for name in ("bins", "overlap", "scores", "joint")}
+        found["ged_thresholds"] = nested_distance(votes, [sums.bins for sums in own.values()])
+        return found
+
+    expected, found = measure(range(number)), measure(data.draw(st.permutations(range(number))))
+    for metric, value in expected.items():
+        np.testing.assert_allclose(found[metric], value, rtol=1e-9, atol=1e-9, err_msg=metric)
+
+
+def test_results_do_not_depend_on_the_order_of_rater_folders(study, tmp_path):
+    """One rater missed a case, and one found nothing in another."""
+    folder, _ = study
+    for rater in RATERS:
+        shutil.copytree(folder / rater, tmp_path / rater)
+    np.save(tmp_path / "ben" / "case_0.npy", np.zeros(SHAPE, np.uint8))
+    found = []
+    for i, order in enumerate(itertools.permutations(RATERS)):
+        segcal.evaluate(folder / "maps", [tmp_path / rater for rater in order], tmp_path / f"out-{i}")
+        found.append({})
+        for name in ("cases.csv", "summary.csv", "raters.csv", "raters_summary.csv"):
+            with (tmp_path / f"out-{i}" / name).open() as file:
+                for row in csv.DictReader(file):
+                    found[i][name, *(text for key, text in row.items() if key not in NUMBERS)] = row["value"]
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        for key, value in found[0].items():
+            assert float(other[key]) == pytest.approx(float(value), rel=1e-9, abs=1e-12, nan_ok=True), key
 
 
 def test_dice_over_thresholds(study, numbers):

@@ -38,7 +38,7 @@ def numbers_of_votes(votes: Votes, *, unit: float = 1.0) -> dict[str, Array]:
     table, number = _Table(votes), len(votes.raters)
     dices = table.dice
     pairs = [(a, b) for a in range(number) for b in range(a + 1, number)]
-    between = np.array([_dice(table.both[:, a, b], table.true[:, a], table.true[:, b]) for a, b in pairs])
+    between = np.array([_pair_dice(table.both[:, a, b], table.true[:, a], table.true[:, b]) for a, b in pairs])
     return {
         "raters": np.full(table.classes, float(number)),
         "dice_each": _nanmean(dices),
@@ -193,8 +193,8 @@ class _Table:
 
     @property
     def dice(self) -> Array:
-        """(class, rater), of the decision."""
-        return _dice(self.hits, self.predicted[:, None], self.true)
+        """(class, rater), of the decision; NaN if both the decision and the rater's mask are empty."""
+        return _pair_dice(self.hits, self.predicted[:, None], self.true)
 
     def dice_of(self, reference: Callable[[Array], Array]) -> Array:
         """(class): Dice of the decision against voxels that are chosen by the share of raters who chose the class."""
@@ -287,9 +287,13 @@ def _distance(both: Array, one: Array, other: Array) -> Array:
 
 def _dice(both: Any, predicted: Any, true: Any) -> Array:
     """NaN where the class is not there, as everywhere."""
-    total = np.asarray(predicted + true)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(np.asarray(true) > 0, 2 * both / np.where(total > 0, total, 1), math.nan)
+    return np.where(np.asarray(true) > 0, _pair_dice(both, predicted, true), math.nan)
+
+
+def _pair_dice(both: Any, one: Any, other: Any) -> Array:
+    """Return the Dice of two masks from their voxels: 0 if one of the masks is empty, NaN if both are."""
+    total = np.asarray(one + other)
+    return np.where(total > 0, 2 * both / np.where(total > 0, total, 1), math.nan)
 
 
 def _nanmean(values: Array) -> Array:
