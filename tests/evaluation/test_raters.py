@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import math
 import shutil
 
@@ -204,6 +205,27 @@ def test_results_do_not_depend_on_the_order_of_rater_folders(study, tmp_path):
         assert other.keys() == found[0].keys()
         for key, value in found[0].items():
             assert float(other[key]) == pytest.approx(float(value), rel=1e-9, abs=1e-12, nan_ok=True), key
+
+
+@pytest.mark.parametrize("order", [("anna", "ben"), ("ben", "anna")])
+def test_a_dataset_json_beside_the_labels_of_any_rater_names_classes_and_the_ignored_label(study, tmp_path, order):
+    folder, cases = study
+    for rater in order:
+        shutil.copytree(folder / rater, tmp_path / rater / "labels")
+    hidden = cases["case_0"][1]["anna"].copy()
+    hidden[:3] = 3
+    np.save(tmp_path / "anna" / "labels" / "case_0.npy", hidden)
+    described = {"labels": {"background": 0, "liver": 1, "tumor": 2, "ignore": 3}}
+    (tmp_path / "anna" / "dataset.json").write_text(json.dumps(described))
+    labels = [tmp_path / rater / "labels" for rater in order]
+    found = segcal.evaluate(folder / "maps", labels, tmp_path / "out")
+    assert not found.failures
+    assert found.evaluation.classes == ("background", "liver", "tumor")
+    assert found.evaluation.statistics.count[0, 0].sum() == (hidden != 3).sum()
+    described["labels"]["tumor"], described["labels"]["liver"] = 1, 2
+    (tmp_path / "ben" / "labels" / "dataset.json").write_text(json.dumps(described))
+    with pytest.raises(segcal.ConfigError, match="raters must have the same class names and ignored label"):
+        segcal.evaluate(folder / "maps", labels, tmp_path / "out")
 
 
 def test_dice_over_thresholds(study, numbers):

@@ -35,7 +35,7 @@ from segcal.errors import ConfigError, one_of
 from segcal.evaluation.bands import check_bands
 from segcal.evaluation.facets import all_files, are_whole, save_measured
 from segcal.evaluation.measure import Measured, measure_case
-from segcal.evaluation.naming import check_names, check_same_names, read_naming
+from segcal.evaluation.naming import check_names, check_same_names, read_naming, read_shared_naming
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.outcome import Outcome, gather_notes, outcome_of
 from segcal.evaluation.results import stack_cases, stack_facets, write_results
@@ -198,7 +198,7 @@ def open_cohort(
     names "ignore" is left out without being asked for.
     """
     drawn, predictions, others = label_folders(labels), Path(predictions), [Path(member) for member in members]
-    naming = read_naming(predictions, drawn[0], reading)
+    naming = read_shared_naming(predictions, drawn, reading)
     options = naming.into(Options.of(reading, bins=bins, background=background))
     averaging = averaging_of(predictions, others, mean, options)
     if averaging is not None:

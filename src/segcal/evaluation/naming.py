@@ -69,6 +69,24 @@ def read_naming(predictions: Path, labels: Path, options: ReadOptions) -> Naming
     return name_channels(options, described)
 
 
+def read_shared_naming(predictions: Path, labels: Sequence[Path], options: ReadOptions) -> Naming:
+    """Return what `read_naming` finds with the label folders of all raters, whatever their order.
+
+    Raises:
+        ConfigError: If files in two of the folders name different classes, or different labels to ignore.
+    """
+    namings = [read_naming(predictions, folder, options) for folder in labels]
+    first, *others = [naming for naming in namings if naming.names or naming.ignore_index is not None] or namings[:1]
+    for other in others:
+        same_ignored = options.ignore_index is not None or other.ignore_index == first.ignore_index
+        if other.names != first.names or not same_ignored:
+            raise ConfigError(
+                f"raters must have the same class names and ignored label; {first.source} and {other.source} differ. "
+                f"Keep one of the files, or give --class-names and --ignore-index."
+            )
+    return first
+
+
 def name_channels(options: ReadOptions, described: str | None = None) -> Naming:
     """What the options say of classes and regions; names that they do not give are those of the dataset.json."""
     given = options.class_names
