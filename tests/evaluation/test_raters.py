@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 import shutil
+import unicodedata
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -21,6 +23,7 @@ from typer.testing import CliRunner
 import segcal
 from segcal.cli import app
 from segcal.evaluation import cohort
+from segcal.evaluation.cohort import _rater_names
 from segcal.evaluation.options import Options
 from segcal.evaluation.rated import RaterSums, Votes
 from segcal.evaluation.raters import read_rater_rows
@@ -445,6 +448,92 @@ def test_the_command_shows_a_table(study, tmp_path):
     assert found.exit_code == 0, found.output
     assert "rater floor" in found.output
     assert "STAPLE" in found.output
+
+
+LONG = "u" * 200
+DEEP = "/".join("abcdefgh")
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["a/x/labels", "b/x/labels"], ["a-x-labels", "b-x-labels"]),
+        (["a/labels", "b/labels", "ben"], ["a-labels", "b-labels", "{root}-ben"]),
+        (["p/Anna", "q/anna"], ["p-Anna", "q-anna"]),
+        (["p/Am\u00e9lie", "q/Ame\u0301lie"], ["p-Am\u00e9lie", "q-Ame\u0301lie"]),
+        ([f"p/{DEEP}", f"q/{DEEP}"], ["p-a-b-c-d-e-f-g-h", "q-a-b-c-d-e-f-g-h"]),
+    ],
+)
+def test_raters_have_different_names_whatever_their_folders_are_called(study, tmp_path, folders, names):
+    folder, cases = study
+    for rater, place in zip(RATERS, folders, strict=False):
+        shutil.copytree(folder / rater, tmp_path / place)
+    found = segcal.evaluate(folder / "maps", [tmp_path / place for place in folders], tmp_path / "out")
+    names = [name.format(root=tmp_path.name) for name in names]
+    assert sorted(found.facets) == sorted(f"raters/{name}" for name in names)
+    assert {path.name for path in (tmp_path / "out" / "raters").iterdir()} == set(names)
+    for rater, name in zip(RATERS, names, strict=False):
+        assert found.facets[f"raters/{name}"].cases == tuple(case for case in cases if rater in cases[case][1])
+    maps, raters = cases["case_0"]
+    cells = np.minimum((maps[1] * 20).astype(int), 19)
+    soft = np.mean([raters[rater] == 1 for rater in RATERS[: len(folders)]], 0)
+    gaps = [abs((maps[1].astype(float) - soft)[cells == b].mean()) for b in np.unique(cells)]
+    assert found.evaluation.case_metrics()["ace"][0, 1].item() == pytest.approx(np.mean(gaps), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["x/rater: 1", "y/rater: 1"], ["x-rater_ 1", "y-rater_ 1"]),
+        (["rater: 1", "rater? 1"], ["rater_ 1-1", "rater_ 1-2"]),
+        (["Dr.", "Dr "], ["Dr_-1", "Dr_-2"]),
+        (["a-b/c", "a/b-c", "a/c", "c"], ["c-1", "b-c-2", "c-3", "c-4"]),
+        ([f"p/{LONG}/{LONG}/labels", f"q/{LONG}/{LONG}/labels"], ["labels-1", "labels-2"]),  # 255 bytes at most
+    ],
+)
+def test_names_of_raters_can_be_those_of_folders(tmp_path, folders, names):
+    assert _rater_names([tmp_path / folder for folder in folders]) == names
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "A", "b", "a-b", "a:", "a?", "\u00e9", "e\u0301", ".a", "a.", LONG]),
+                         min_size=1, max_size=4).map("/".join), min_size=2, max_size=5, unique=True))  # fmt: skip
+def test_names_of_raters_are_different_on_every_file_system(folders):
+    names = _rater_names([Path("/", folder) for folder in folders])
+    assert len({unicodedata.normalize("NFC", name.casefold()) for name in names}) == len(folders)
+    for name in names:
+        assert len(name.encode()) <= 255
+        assert not set(name) & set('<>:"/\\|?*')
+        assert name[-1] not in ". "
+
+
+def test_one_folder_under_two_paths_is_one_rater_and_is_refused(study, tmp_path, monkeypatch):
+    folder, _ = study
+    (tmp_path / "link").symlink_to(folder / "anna", target_is_directory=True)
+    monkeypatch.chdir(folder / "anna")
+    for again in (".", "../anna/", "../ben/../anna", tmp_path / "link"):
+        with pytest.raises(segcal.ConfigError, match="anna came twice"):
+            segcal.evaluate(folder / "maps", [folder / "anna", again], tmp_path / "out")
+    with monkeypatch.context() as patch:  # of a file system that does not tell upper from lower case
+        (tmp_path / "Ben").mkdir()
+        (tmp_path / "ben").mkdir(exist_ok=True)
+        patch.setattr(Path, "samefile", lambda self, other: str(self).lower() == str(other).lower())
+        for arguments in (
+            (folder / "maps", [tmp_path / "Ben", tmp_path / "ben"], ()),
+            (tmp_path / "Ben", [folder / "anna"], [tmp_path / "ben"]),
+        ):
+            with pytest.raises(segcal.ConfigError, match="ben came twice"):
+                segcal.evaluate(*arguments[:2], tmp_path / "out", members=arguments[2])
+    found = segcal.evaluate("../maps", [".", "../ben/"], tmp_path / "out")
+    assert list(found.facets) == ["raters/anna", "raters/ben"]
+
+
+def test_links_of_one_name_to_different_folders_are_different_raters(study, tmp_path):
+    folder, _ = study
+    for rater in RATERS[:2]:
+        (tmp_path / rater).mkdir()
+        (tmp_path / rater / "labels").symlink_to(folder / rater, target_is_directory=True)
+    labels = [tmp_path / rater / "labels" for rater in RATERS[:2]]
+    assert len(segcal.evaluate(folder / "maps", labels, tmp_path / "out").facets) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ Workers are processes of their own that do without torch.
 from __future__ import annotations
 
 import os
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 RatersFrom = Literal["folders", "files", "channels"]
 RATERS_FROM: tuple[RatersFrom, ...] = get_args(RatersFrom)
+_UNPORTABLE = re.compile(r'[\x00-\x1f\x7f-\x9f\ud800-\udfff<>:"/\\|?*]|[. ]+\Z')  # what names on Windows cannot hold
+_MOST_BYTES = 255  # of the name of a folder
 
 
 def evaluate(
@@ -219,8 +223,7 @@ def averaging_of(predictions: Path, members: Sequence[Path], mean: Mean, options
     one_of("mean", mean, MEANS)
     if not members and mean != "probabilities":
         raise ConfigError("--mean must come with --member; there is nothing to take the mean of.")
-    places = [path.resolve() for path in (predictions, *members)]
-    if twice := next((path for i, path in enumerate(places) if path in places[:i]), None):
+    if twice := _find_repeated([predictions, *members]):
         raise ConfigError(f"members must differ from each other and from the predictions; {twice} came twice.")
     return Averaging(mean, options.logits, options.sigmoid) if members else None
 
@@ -228,12 +231,21 @@ def averaging_of(predictions: Path, members: Sequence[Path], mean: Mean, options
 def label_folders(labels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
     """The folders of label maps, one for each rater where there are several; ConfigError where one comes twice."""
     folders = [Path(each) for each in ([labels] if isinstance(labels, str | os.PathLike) else labels)]
-    places = [folder.resolve() for folder in folders]
-    twice = next((place for i, place in enumerate(places) if place in places[:i]), None)
+    twice = _find_repeated(folders)
     if not folders or twice is not None:
         came = "none came" if twice is None else f"{twice} came twice"
         raise ConfigError(f"labels must be one folder, or a different one for each rater; {came}.")
     return folders
+
+
+def _find_repeated(paths: Sequence[Path]) -> Path | None:
+    """Return the first path that leads to the same file or folder as one before it."""
+    return next((path.resolve() for i, path in enumerate(paths) if any(_is_same(path, one) for one in paths[:i])), None)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether both paths lead to one place, for folders also if they differ in upper and lower case alone."""
+    return one.resolve() == other.resolve() or (one.is_dir() and other.is_dir() and one.samefile(other))
 
 
 def _rated(predictions: Path, labels: Sequence[Path], raters_from: RatersFrom) -> Pairing:
@@ -252,11 +264,17 @@ def _rated(predictions: Path, labels: Sequence[Path], raters_from: RatersFrom) -
 
 
 def _rater_names(folders: Sequence[Path]) -> list[str]:
-    """What raters go by: the names of their folders, with those above where they are the same."""
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) == len(names):
-        return names
-    return [f"{folder.resolve().parent.name}-{folder.resolve().name}" for folder in folders]
+    """Return a different name for the folder of each rater; the results against the rater go to raters/NAME.
+
+    The name is that of the folder, with the names of as many folders above as it takes until all names differ.
+    """
+    parts = [[_UNPORTABLE.sub("_", part) for part in folder.resolve().parts] for folder in folders]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["-".join(each[-depth:]) for each in parts]
+        distinct = {unicodedata.normalize("NFC", name.casefold()) for name in names}  # as file systems may compare
+        if len(distinct) == len(names) and max(len(name.encode()) for name in names) <= _MOST_BYTES:
+            return names
+    return [f"{each[-1][:50]}-{i}" for i, each in enumerate(parts, 1)]
 
 
 def _paired(predictions: Path, labels: Path) -> Pairing:
