@@ -536,6 +536,16 @@ def test_links_of_one_name_to_different_folders_are_different_raters(study, tmp_
     assert len(segcal.evaluate(folder / "maps", labels, tmp_path / "out").facets) == 2
 
 
+def test_every_file_of_a_case_has_its_stamp(study, tmp_path):
+    """Prediction and label maps of all raters have the same name, in folders of the same names."""
+    folder, _ = study
+    shutil.copytree(folder / "anna", tmp_path / "a" / "x" / "labels")
+    shutil.copytree(folder / "ben", tmp_path / "b" / "x" / "labels")
+    labels = [tmp_path / rater / "x" / "labels" for rater in "ab"]
+    found = segcal.evaluate(folder / "maps", labels, tmp_path / "out").evaluation
+    assert list(found.provenance["files"]["case_0"]) == ["case_0.npy", "labels/case_0.npy", "x/labels/case_0.npy"]
+
+
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [

@@ -59,8 +59,9 @@ class CaseSums:
         facets: Names of further sums of the case, which are in files beside this one.
         """
         stamps: dict[str, dict[str, int]] = {}
-        for source in sources:  # those of members go by the same names
-            stamps[f"{source.parent.name}/{source.name}" if source.name in stamps else source.name] = stamp(source)
+        for source in sources:  # those of members and raters have the same names in different folders
+            names = ("/".join(source.parts[-depth:]) for depth in range(1, len(source.parts) + 1))
+            stamps[next((name for name in names if name not in stamps), str(source))] = stamp(source)
         _, classes, fine_bins = self.bins.shape
         header = {"format": FORMAT, "case": case, "classes": classes, "fine_bins": fine_bins, "files": stamps}
         header |= {"exclusive": self.top_label.size > 0, "notes": list(doubts)}
