@@ -494,10 +494,20 @@ def test_evaluations_are_read_by_folder_file_or_name(methods, tmp_path):
     one, two = tmp_path / "one/fold_0", tmp_path / "two/fold_0"
     assert list(read_evaluations([str(one), str(two / "evaluation.npz")])) == ["one/fold_0", "two/fold_0"]
     assert list(read_evaluations([f"soft={one}", str(two)])) == ["soft", "fold_0"]
-    with pytest.raises(ConfigError, match="names of their own; x came twice"):
+    with pytest.raises(ConfigError, match="results must have different names; got x more than once"):
         read_evaluations([f"x={one}", f"x={two}"])
+    with pytest.raises(ConfigError, match="one/fold_0 more than once"):
+        read_evaluations([str(one / ".." / "fold_0"), str(one), str(two)])
     with pytest.raises(segcal.FileError, match="does not exist"):
         read_evaluations([str(tmp_path / "nothing")])
+
+
+def test_a_folder_and_a_file_of_the_same_name_are_two_methods(methods, tmp_path):
+    for folder, name in (("x", "base/evaluation.npz"), ("y", "base.npz")):
+        (tmp_path / folder / name).parent.mkdir(parents=True)
+        methods["base"].save(tmp_path / folder / name)
+    found = read_evaluations([str(tmp_path / "x" / "base"), str(tmp_path / "y" / "base.npz")])
+    assert list(found) == ["x/base", "y/base"]
 
 
 def test_the_command_prints_tables_or_json_and_writes_files(methods, tmp_path):

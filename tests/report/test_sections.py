@@ -1,6 +1,7 @@
 """Further sections of the report: what they hold is shown, escaped, and linked at the top."""
 
 import re
+import shutil
 
 import pytest
 import torch
@@ -55,6 +56,17 @@ def test_lesions_have_a_section_with_figures_and_tables(tmp_path, evaluation):
     assert page.count("data:image/svg+xml;base64,") == 2
     assert "Lesions in 5 cases, 5 bins" in page
     assert "Sensitivity at false positives per case" in page
+    for name in ("a", "b"):
+        shutil.copytree(tmp_path / "found", tmp_path / name / "found")
+    lesions = ["--lesions", str(tmp_path / "a" / "found"), "--lesions", str(tmp_path / "b" / "found")]
+    done = CliRunner().invoke(app, [*arguments, *lesions])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "r.html").read_text()
+    assert "a/found" in page
+    assert "b/found" in page
+    done = CliRunner().invoke(app, [*arguments, "--lesions", f"x={lesions[1]}", "--lesions", f"x={lesions[3]}"])
+    assert done.exit_code == 2
+    assert "results must have different names; got x more than once" in done.output
     done = CliRunner().invoke(app, [*arguments, "--lesions", str(tmp_path)])
     assert done.exit_code == 2
     assert "--lesions must be a folder that `segcal lesions` wrote" in done.output

@@ -117,6 +117,21 @@ def test_results_in_folders_below_are_found_a_queue_first(tmp_path):
     assert [result.name for result in find_results(tmp_path)] == ["queue", "evaluation"]
 
 
+def test_results_with_the_same_name_are_all_shown(tmp_path):
+    """A folder has the name that a queue beside an evaluation gets."""
+    for name in ("x/evaluation.npz", "x/queue.json", "x, queue/queue.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+    save_evaluation(tmp_path / "x" / "evaluation.npz", ["a"])
+    queue = {"queue": [], "failures": [], "provenance": {}}
+    for name in ("x", "x, queue"):
+        (tmp_path / name / "queue.json").write_text(json.dumps(queue))
+    found = find_results(tmp_path)
+    assert {result.file.relative_to(tmp_path).as_posix() for result in found} == {
+        "x/evaluation.npz", "x/queue.json", "x, queue/queue.json",
+    }  # fmt: skip
+    assert len({result.name for result in found}) == 3
+
+
 def test_a_folder_without_results_and_a_broken_file_are_refused(tmp_path):
     with pytest.raises(FileError, match="must hold results to review"):
         find_results(tmp_path)

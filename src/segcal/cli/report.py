@@ -116,12 +116,14 @@ def _sections(
         }
         sections.append(group_section(compared))
     if lesions:
+        from segcal.evaluation.evaluation import method_names, named_path
         from segcal.lesions.results import read_lesions
         from segcal.report.lesions import lesion_section
 
-        names = list(found) if len(found) == len(lesions) else [Path(folder).name for folder in lesions]
-        told = [text.partition("=") if not Path(text).exists() else ("", "", text) for text in lesions]
-        summaries = {name or names[i]: read_lesions(folder or name) for i, (name, _, folder) in enumerate(told)}
+        sources = list(map(named_path, lesions))
+        if len(found) == len(lesions):
+            sources = [(name or method, path) for method, (name, path) in zip(found, sources, strict=True)]
+        summaries = {name: read_lesions(path) for name, (_, path) in zip(method_names(sources), sources, strict=True)}
         sections.append(lesion_section(summaries))
     return sections
 

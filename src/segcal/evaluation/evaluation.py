@@ -461,16 +461,27 @@ def read_evaluations(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Eva
     Without a name it is that of the folder; where two are the same, the folder above comes before it.
     """
     found = [named_path(str(source)) for source in sources]
-    for depth in range(1, 4):
-        names = [name or "/".join(path.absolute().parts[-depth:]) for name, path in found]
-        if len(set(names)) == len(names):
-            break
-    else:
-        raise ConfigError(f"evaluations must have names of their own; {_twice(names)} came twice. Give NAME=PATH.")
     files = [path / "evaluation.npz" if path.is_dir() else path for _, path in found]
-    return {
-        name.removesuffix(".npz"): Evaluation.load(_existing(file)) for name, file in zip(names, files, strict=True)
-    }
+    names = method_names(found)
+    return {name: Evaluation.load(_existing(file)) for name, file in zip(names, files, strict=True)}
+
+
+def method_names(sources: Sequence[tuple[str, Path]]) -> list[str]:
+    """Return the names of results: those given, or else those of the folders or .npz files.
+
+    Where two are the same, up to two folders above come before them.
+
+    Raises:
+        ConfigError: If two names are the same all the same.
+    """
+    for depth in range(1, 4):
+        names = [
+            (name or "/".join(Path(os.path.abspath(path)).parts[-depth:])).removesuffix(".npz")
+            for name, path in sources
+        ]
+        if len(set(names)) == len(names):
+            return names
+    raise ConfigError(f"results must have different names; got {_twice(names)} more than once. Give NAME=PATH.")
 
 
 def named_path(source: str) -> tuple[str, Path]:

@@ -144,12 +144,15 @@ def _files(source: Path) -> dict[str, Path]:
 
 
 def _named(files: Mapping[Path, str]) -> dict[str, Path]:
-    """By names that differ: a queue beside an evaluation says so."""
+    """By names that differ: a queue beside an evaluation says so, and others that are the same are numbered."""
     names = list(files.values())
-    return {
-        name if names.count(name) == 1 else f"{name}, {'queue' if path.name == QUEUE else 'evaluation'}": path
-        for path, name in files.items()
-    }
+    named: dict[str, Path] = {}
+    for path, name in files.items():
+        label = name if names.count(name) == 1 else f"{name}, {'queue' if path.name == QUEUE else 'evaluation'}"
+        while label in named:
+            label += " (2)"
+        named[label] = path
+    return named
 
 
 def _read(name: str, path: Path) -> Result:
