@@ -500,6 +500,25 @@ def test_bad_input_is_refused_with_its_value_and_place(loss, logits, labels, err
         loss(logits, labels)
 
 
+SINGLE = [ACELoss(), SegmentationLoss(), SegmentationLoss(ace=0), SegmentationLoss(dice=0, ce=0)]
+
+
+@pytest.mark.parametrize("loss", SINGLE, ids=["ace", "together", "dice and ce", "ace of the sum"])
+@pytest.mark.parametrize("space", [(9,), (3, 3)])
+def test_a_softmax_of_one_channel_is_refused(loss, space, backend):
+    """Its probabilities are 1 and its gradient is 0, so that it would train nothing."""
+    logits, labels = torch.randn(2, 1, *space, requires_grad=True), torch.randint(0, 2, (2, 1, *space))
+    for inputs in (logits, [logits, logits]):
+        with pytest.raises(ShapeError, match=r'got one channel\. Use activation="sigmoid"'):
+            loss(inputs, labels)
+
+
+@pytest.mark.parametrize("loss", [ACELoss(activation="sigmoid"), SegmentationLoss(activation="sigmoid")])
+def test_a_sigmoid_of_one_channel_trains(loss, backend):
+    logits, labels = torch.randn(2, 1, 9, requires_grad=True), torch.randint(0, 2, (2, 1, 9))
+    assert gradient(loss(logits, labels), logits).abs().sum() > 0
+
+
 @pytest.mark.parametrize("loss", [ACELoss(class_weights=[1.0, 2.0]), SegmentationLoss(class_weights=[1.0, 2.0])])
 def test_class_weights_must_fit_the_classes(loss):
     with pytest.raises(ShapeError, match=r"one entry per class of the logits; got 2 for 3"):

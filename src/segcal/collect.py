@@ -86,14 +86,25 @@ def check_ignored(ignore_index: int | None) -> int | None:
     return ignore_index
 
 
+def check_classes(classes: int, activation: str) -> None:
+    """ShapeError for a softmax of one channel, which is 1 everywhere, whatever the logits."""
+    if activation == "softmax" and classes == 1:
+        raise ShapeError(
+            'activation="softmax" needs logits of at least 2 classes; got one channel. Use activation="sigmoid".'
+        )
+
+
 def activated(inputs: Tensor, activation: Activation) -> Tensor:
     """Probabilities of (case, class, ...) inputs; half precision is widened first.
+
+    ShapeError for a softmax of one channel.
 
     >>> activated(torch.zeros(1, 2, 1, dtype=torch.float16), "softmax")
     tensor([[[0.5000],
              [0.5000]]])
     """
     one_of("activation", activation, get_args(Activation))
+    check_classes(inputs.shape[1], activation)
     wide = inputs if inputs.dtype == torch.float64 else inputs.float()
     if activation == "none":
         return wide
@@ -176,6 +187,7 @@ def sums_of(
     voxels: Voxels, *, binning: Binning | None, activation: str, classes: bool, backend: Backend | None
 ) -> tuple[BinStatistics | None, Tensor]:
     """Bin statistics (where a binning asks for them) and class sums, with gradients to the inputs."""
+    check_classes(voxels.inputs.shape[1], activation)
     chosen = pick_backend(voxels.inputs, backend)
     if voxels.inputs.device.type == "meta":
         raise ShapeError(

@@ -49,10 +49,12 @@ class ACELoss(nn.Module):
     """Average calibration error of each case and class, as a loss: hard or soft mL1-ACE, after the binning's kernel.
 
     Options that cannot be used are a ConfigError. Calls raise what `bin_statistics` raises, except that NaN reaches the
-    loss, so that a gradient scaler skips the step; ShapeError, too, for a batch without cases.
+    loss, so that a gradient scaler skips the step; ShapeError, too, for a batch without cases, and for a softmax of one
+    channel.
 
     binning: bins and kernel; 20 hard bins if not given. The paper's soft loss is Binning(20, kernel="triangular").
-    activation: "softmax" (exclusive classes), "sigmoid" (each class by itself) or "none" (these are probabilities).
+    activation: "softmax" (two or more exclusive classes), "sigmoid" (each class by itself) or "none" (these are
+        probabilities).
     empty_bins: "skip" averages over occupied bins, "zero" over all of them.
     absent_classes: a class without ground truth in a case counts as "zero" (as published), is left out of the
         case's average ("skip"), or is measured like any other ("include").
@@ -163,7 +165,7 @@ class SegmentationLoss(nn.Module):
     ce: weight of the cross-entropy.
     ace: weight of the average calibration error.
     binning: bins and kernel of the ACE; 20 hard bins if not given.
-    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
+    activation: "softmax" for two or more exclusive classes, "sigmoid" for classes that overlap and for one class.
     empty_bins, absent_classes: of the ACE, as in `ACELoss`.
     class_weights: a factor for each class of the logits, in all three terms.
     background: whether class 0 counts in Dice and ACE. It always counts in the cross-entropy.

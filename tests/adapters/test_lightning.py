@@ -366,7 +366,8 @@ def test_options_that_say_too_little_or_too_much_are_refused(options, error, mes
         ({"class_names": NAMES}, {}, ShapeError, "one name per class, the background's included; got 3 for 2 classes"),
         ({}, {"cases": ["a"]}, ShapeError, r"one name for each case of the batch \(2\); got 1"),
         ({}, {"cases": ["a", "a"]}, LabelError, "'a' came with different labels"),
-        ({}, {"logits": torch.zeros(2, 1, 4)}, ShapeError, "a class besides the background; got one class"),
+        ({}, {"logits": torch.zeros(2, 1, 4)}, ShapeError, 'got one channel. Use activation="sigmoid"'),
+        ({"background": True}, {"logits": torch.zeros(2, 1, 4)}, ShapeError, 'got one channel. Use activation="sigm'),
     ],
 )
 def test_what_does_not_belong_together_is_refused(tmp_path, options, more, error, message):

@@ -160,9 +160,19 @@ def test_metatensors_and_half_precision_are_read(loss_type):
 def test_options_for_several_classes_are_said_to_be_ignored_for_a_single_channel(loss_type):
     p, y = torch.rand(1, 1, 6), torch.randint(0, 2, (1, 1, 6))
     with pytest.warns(UserWarning, match="single channel prediction") as caught:
-        value = loss_type(softmax=True, to_onehot_y=True, include_background=False)(p, y)
-    assert len(caught) == 3
+        value = loss_type(to_onehot_y=True, include_background=False)(p, y)
+    assert len(caught) == 2
     assert torch.equal(value, loss_type()(p, y))
+
+
+@both
+def test_a_softmax_of_one_channel_is_refused_and_a_sigmoid_trains(loss_type):
+    """MONAI's losses warn and apply no activation, so that logits pass for probabilities."""
+    logits, y = torch.randn(1, 1, 6, requires_grad=True), torch.randint(0, 2, (1, 1, 6))
+    with pytest.raises(ShapeError, match=r"softmax=True needs .* got one channel\. Use sigmoid=True"):
+        loss_type(softmax=True)(logits, y)
+    loss_type(sigmoid=True, ignore_empty_classes=False)(logits, y).backward()
+    assert logits.grad.abs().sum() > 0
 
 
 @both

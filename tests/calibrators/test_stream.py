@@ -154,12 +154,20 @@ def test_cases_with_other_classes_or_another_grid_are_refused(method, activation
     assert "must lie on the grid" in str(refused(method, activation, (logits, labels[..., 1:])).value)
 
 
-@pytest.mark.parametrize(("activation", "classes", "match"), [("softmax", 1, "two classes"), ("sigmoid", 3, "overlap")])
+@pytest.mark.parametrize(("activation", "classes", "match"), [("softmax", 1, "2 classes"), ("sigmoid", 3, "overlap")])
 def test_one_map_of_labels_belongs_to_exclusive_classes(activation, classes, match):
     with pytest.raises(ShapeError, match=match):
         Temperature(activation=activation).fit([(torch.zeros(classes, 9), torch.zeros(9))])
     with pytest.raises(ShapeError, match="one map of class indices"):
         Temperature().fit([(torch.zeros(3, 9), torch.zeros(3, 9))])
+
+
+def test_one_channel_is_calibrated_by_a_sigmoid_and_refused_by_a_softmax():
+    logits = torch.tensor([[4.0, -3.0]])
+    assert Temperature(2.0, activation="sigmoid").transform(logits).tolist() == [[2.0, -1.5]]
+    for calibrator in (Temperature(2.0), Temperature(2.0).weakened(0.5)):
+        with pytest.raises(ShapeError, match=r'got one channel\. Use activation="sigmoid"'):
+            calibrator.transform(logits)
 
 
 @pytest.mark.parametrize(("method", "activation"), BY_CLASS)

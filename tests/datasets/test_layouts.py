@@ -235,6 +235,20 @@ def test_two_classes_of_one_name_or_value_are_refused(tmp_path, name, write, lab
         open_dataset(name, path.parent)
 
 
+@pytest.mark.parametrize(
+    ("name", "write", "labels"),
+    [
+        ("decathlon", layouts.write_decathlon, {"0": "background"}),
+        ("nnunet", layouts.write_nnunet, {"background": 0}),
+    ],
+)
+def test_a_dataset_of_the_background_alone_is_refused(tmp_path, name, write, labels):
+    path = write(tmp_path) / "dataset.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"labels": labels}))
+    with pytest.raises(ConfigError, match="at least one class besides the background; got background"):
+        open_dataset(name, path.parent)
+
+
 def test_several_tasks_in_a_folder_must_be_chosen_from(tmp_path):
     layouts.write_decathlon(tmp_path)
     (tmp_path / "Task09_Test").rename(tmp_path / "Task01_First")

@@ -1,8 +1,9 @@
 """Losses, metric and handler under the names and arguments of MONAI: change one import.
 
-Meant to behave as MONAI's own do, with three differences: sums are exact at any size, `right` does what its
+Meant to behave as MONAI's own do, with four differences: sums are exact at any size, `right` does what its
 documentation says (bins are [left, right) unless it is set; MONAI 1.6 stretches its edges a little, so that
-0.5 falls in the bin below either way), and classes are not looped over.
+0.5 falls in the bin below either way), classes are not looped over, and a softmax of one channel is an error (MONAI's
+losses warn and apply no activation).
 """
 
 from __future__ import annotations
@@ -66,8 +67,12 @@ class _L1ACELoss(_Loss):
         """Loss of BNH[WD] logits or probabilities; the target is BNH[WD], or B1H[WD] with to_onehot_y."""
         channels = input.shape[1]
         if channels == 1:
+            if self.softmax:
+                raise ShapeError(
+                    "softmax=True needs an input of at least 2 channels; got one channel. Use sigmoid=True, or neither "
+                    "for probabilities."
+                )
             for name, given in (
-                ("softmax=True", self.softmax),
                 ("to_onehot_y=True", self.to_onehot_y),
                 ("include_background=False", not self.include_background),
             ):
@@ -103,7 +108,8 @@ class HardL1ACELoss(_L1ACELoss):
     include_background: whether channel 0 counts. It does by default, as in MONAI.
     to_onehot_y: whether the target is a label map, B1HW[D], rather than one-hot, BNHW[D].
     sigmoid: applies a sigmoid to the input.
-    softmax: applies a softmax to the input. At most one of these two and `other_act` may be given (ConfigError).
+    softmax: applies a softmax to the input, which must have several channels (ShapeError). At most one of these two
+        and `other_act` may be given (ConfigError).
     other_act: a function to apply to the input instead.
     reduction: "mean", "sum" or "none", over cases and classes.
     weight: a factor, or one for each class that counts.

@@ -18,6 +18,7 @@ from torch.nn.functional import logsigmoid
 
 from segcal._io.files import write_whole
 from segcal.calibrators.stream import CACHED_ELEMENTS, CaseStream
+from segcal.collect import check_classes
 from segcal.errors import ConfigError, LabelError, SegcalError, ShapeError, one_of
 from segcal.kernels.spec import HAS_NUMBA
 from segcal.kernels.threads import pass_threads
@@ -234,6 +235,7 @@ class Calibrator(ABC):
                 f"{tuple(logits.shape)}."
                 " Use the calibrator of these classes."
             )
+        check_classes(logits.shape[0], self.activation)
 
     def to_json(self) -> str:
         """All of it, as `save` writes it."""

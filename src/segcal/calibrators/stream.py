@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from segcal.collect import check_classes
 from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, check_seed
 
 PIECE_ELEMENTS = 1 << 21  # numbers taken to float64 at a time
@@ -138,8 +139,7 @@ def flatten(logits: Tensor, labels: Tensor, activation: str) -> tuple[Tensor, Te
         return flat, truth.double()
     if truth.ndim != 1:
         raise ShapeError("labels must be one map of class indices; got one for each class. Use activation='sigmoid'.")
-    if classes < 2:
-        raise ShapeError("a softmax needs at least two classes; got one. Use activation='sigmoid'.")
+    check_classes(classes, activation)
     truth = truth.long()
     if voxels:
         least, most = int(truth.min()), int(truth.max())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from segcal.errors import distinct
+from segcal.errors import ConfigError, distinct
 from segcal.volumes.regions import Regions
 
 
@@ -96,6 +96,11 @@ class Dataset:
 
     def __post_init__(self) -> None:
         distinct(f"{self.root}: names of classes", self.classes)
+        if len(self.classes) < 2:
+            raise ConfigError(
+                f"{self.root}: there must be at least one class besides the background; got "
+                f"{', '.join(self.classes)}. Add a class to the labels."
+            )
 
     @property
     def patients(self) -> tuple[str, ...]:
