@@ -1,6 +1,7 @@
 """Groups of cases: numbers against means by hand, gaps against scipy's permutation test, and files that are wrong."""
 
 import csv
+import itertools
 import math
 
 import numpy as np
@@ -103,6 +104,71 @@ def test_an_attribute_that_differs_within_patients_is_exchanged_within_them(tmp_
     assert gap.gap == pytest.approx(0.01)
     assert (gap.low, gap.high) == pytest.approx((0.01, 0.01))
     assert gap.p == pytest.approx(2 / 2**8, abs=0.006)  # all of 8 patients the one way, or the other
+
+
+def group_file(path, name, groups):
+    """Write the group of each case."""
+    return write(path, f"case,{name}\n" + "".join(f"{case},{group}\n" for case, group in groups.items()))
+
+
+def test_a_group_that_the_gap_leaves_out_is_no_part_of_its_test(tmp_path):
+    """Of the third site only 4 patients have the class, so that it is left out, however far it lies from the others."""
+    sites = ["east"] * 6 + ["north"] * 6 + ["south"] * 8
+    dices = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 0.1] * 2 + [0.05] * 8)
+    absent = [(case, 0) for case in (5, 11, 16, 17, 18, 19)]
+    cases = [f"case {i}" for i in range(20)]
+    path = group_file(tmp_path / "g.csv", "site", dict(zip(cases, sites, strict=True)))
+
+    def gap_of(dices):
+        dice = torch.from_numpy(dices)[:, None]
+        found = compare_groups(evaluation_of(0 * dice, dice, cases=cases, absent=absent), path, permutations=4000)
+        return found.gap("site", label="liver", metric="dice")
+
+    same = gap_of(dices)
+    assert (same.gap, same.p) == (pytest.approx(0, abs=1e-12), 1)
+    dices[6:11] -= [0.2, 0.3, 0.1, 0.2, 0.1]
+    lower = gap_of(dices)
+    assert (lower.lowest, lower.highest) == ("north", "east")
+    assert lower.gap == pytest.approx(0.18)
+    expected = scipy_stats.permutation_test(  # all ways to deal 10 patients with the class to two sites
+        (dices[:5], dices[6:11]), lambda a, b, axis: abs(a.mean(axis) - b.mean(axis)), vectorized=True,
+        alternative="greater", n_resamples=np.inf,
+    ).pvalue  # fmt: skip
+    assert lower.p == pytest.approx(expected, abs=0.03)
+
+
+def test_a_patient_in_two_groups_is_permuted_within_and_the_others_with_each_other(tmp_path):
+    generator = np.random.default_rng(4)
+    cases = [f"patient{i:03}_frame{k:02}" for i in range(11) for k in (1, 2)]
+    groups = ["north"] * 10 + ["south"] * 10 + ["north", "south"]
+    own = generator.uniform(0.05, 0.1, 22) + 0.02 * (np.array(groups) == "south")
+    path = group_file(tmp_path / "g.csv", "site", dict(zip(cases, groups, strict=True)))
+    evaluation = evaluation_of(torch.from_numpy(own)[:, None], torch.full((22, 1), 0.8), cases=cases)
+    gap = compare_groups(evaluation, path, permutations=10_000).gap("site", label="liver", metric="ace")
+
+    ways = []
+    for chosen in itertools.combinations(range(10), 5):
+        for swapped in (False, True):
+            north = [case for case in range(20) if case // 2 in chosen] + [21 if swapped else 20]
+            south = [case for case in range(22) if case not in north]
+            ways.append(abs(own[south].mean() - own[north].mean()))
+    assert gap.gap == pytest.approx(ways[0])
+    assert gap.p == pytest.approx(np.mean(np.array(ways) >= ways[0] - 1e-12), abs=0.01)
+    assert gap.p < 0.05
+
+
+def test_p_is_uniform_where_some_patients_are_in_two_groups(tmp_path):
+    """12 patients in one of two groups by chance, 4 in both: p below 0.2 in about a fifth of 25 cohorts."""
+    generator, below = np.random.default_rng(3), 0
+    cases = [f"patient{i:03}_frame{k:02}" for i in range(16) for k in (1, 2)]
+    for _ in range(25):
+        of_patients = np.repeat(generator.permutation(["a"] * 6 + ["b"] * 6), 2)
+        within = [group for _ in range(4) for group in generator.permutation(["a", "b"])]
+        path = group_file(tmp_path / "g.csv", "kind", dict(zip(cases, [*of_patients, *within], strict=True)))
+        own = np.repeat(generator.uniform(0, 0.2, (16, 1)), 2, 0) + generator.uniform(0, 0.02, (32, 1))
+        evaluation = evaluation_of(torch.from_numpy(own), torch.full((32, 1), 0.8), cases=cases)
+        below += compare_groups(evaluation, path, permutations=99, resamples=2).gap("kind", metric="ace").p <= 0.2
+    assert 1 <= below <= 11  # 5 on average
 
 
 def test_small_groups_have_no_interval_and_no_part_in_gaps(gaps, tmp_path):

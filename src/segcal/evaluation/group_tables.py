@@ -15,7 +15,7 @@ FILES = ("group_summary.csv", "group_gaps.csv")
 SHOWN = tuple(Column(metric, "macro") for metric in ("dice", "ace", "ece", "nll", "brier"))
 GAP_NOTE = (
     "Largest gap: between the two groups that lie furthest apart, with the interval of their difference. * p < 0.05, "
-    "** p < 0.01: how often groups exchanged at random lie as far apart, Holm-corrected for all attributes and metrics."
+    "** p < 0.01: how often groups permuted at random lie as far apart, Holm-corrected for all attributes and metrics."
 )
 
 

@@ -1,8 +1,8 @@
 """Groups of cases, as of a site or a scanner: every metric of each, and how far the groups lie apart.
 
 A file names for each case (or patient) its value of some attributes. Patients are what is drawn, within each group, and
-what is exchanged between groups. Where an attribute differs within patients, as the frame of a heart does, the values
-of each patient's cases are exchanged with each other.
+what tests permute between groups. If a patient has cases of several groups, as the frames of a heart, tests permute
+the groups of these cases within that patient, and all other patients between groups.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import csv
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,8 +75,8 @@ class GroupGap(NamedTuple):
 
     lowest, highest: the groups, by the metric's value.
     gap: highest less lowest; `low` and `high` are the interval of the difference between these two.
-    p: share of ways to exchange the groups of patients whose largest gap is as large; p_holm corrects for all
-        attributes and metrics (and classes).
+    p: share of permutations of the groups whose largest gap between the same groups is as large; p_holm corrects for
+        all attributes and metrics (and classes).
     """
 
     attribute: str
@@ -220,9 +220,9 @@ def compare_groups(
 ) -> GroupComparison:
     """Every metric of every group of cases with intervals over patients, and the largest gap of each attribute.
 
-    A group with fewer than 5 patients has no intervals and is left out of the gaps. Gaps are tested by exchanging the
-    groups of patients; an attribute that differs within patients, by exchanging the values of each patient's cases.
-    Raises what `read_groups` raises, and ConfigError where options cannot be used.
+    A group in which fewer than 5 patients have a value has no interval and is left out of the gap and of its test.
+    Gaps are tested by permuting groups: between the patients whose cases are all in one group, and within each other
+    patient. Raises what `read_groups` raises, and ConfigError where options cannot be used.
 
     evaluation: of all cases.
     groups: a .csv file whose first column is case or patient and whose other columns are attributes; or what
@@ -300,10 +300,14 @@ class _Attribute:
         self.stacked = torch.stack(list(self.by_case.values()), 1)
         self.sums = MicroSums(self.evaluation)
 
-    def numbers(self, weights: Tensor) -> dict[Key, Tensor]:
-        """Every macro and micro average in each draw; weights are (draw, case)."""
-        macro = weighted_mean(self.stacked, weights).unbind(1)
-        return dict(zip(self.by_case, macro, strict=True)) | self.sums.values(drawn(weights, self.sums.of_cases))
+    def numbers(self, weights: Tensor, keys: Collection[Key] | None = None) -> dict[Key, Tensor]:
+        """Every macro and micro average in each draw, or at least those of `keys`; weights are (draw, case)."""
+        columns = [i for i, key in enumerate(self.by_case) if keys is None or key in keys]
+        means = weighted_mean(self.stacked[:, columns], weights).unbind(1)
+        macro = dict(zip((list(self.by_case)[i] for i in columns), means, strict=True))
+        if keys is not None and len(macro) == len(keys):
+            return macro
+        return macro | self.sums.values(drawn(weights, self.sums.of_cases))
 
     def indicator(self, name: str) -> Tensor:
         """(1, case): one for the cases of a group."""
@@ -351,16 +355,18 @@ class _Attribute:
 
     def gaps(self, draws: Mapping[str, _Drawn], level: float, permutations: int, seed: int) -> Iterator[GroupGap]:
         seen = {name: self.numbers(self.indicator(name)) for name in self.tested}
-        spans: dict[Key, list[Tensor]] = defaultdict(list)
-        for block in self._exchanged(permutations, seed):
-            of_groups = [self.numbers(block[i]) for i in range(len(self.tested))]
-            for key in seen[self.tested[0]]:
-                spans[key].append(_span(torch.stack([values[key] for values in of_groups])))
+        comparable: dict[Key, dict[str, float]] = {}
+        samples: dict[tuple[tuple[str, ...], tuple[int, ...]], list[Key]] = defaultdict(list)
         for key in seen[self.tested[0]]:
             values = {name: seen[name][key].item() for name in self.tested if self._enough(name, key)}
             known = {name: value for name, value in values.items() if not math.isnan(value)}
-            if len(known) < 2:
-                continue
+            if len(known) >= 2:
+                comparable[key] = known
+                samples[tuple(known), self._cases_with_value(known, key)].append(key)
+        p_values: dict[Key, float] = {}
+        for (names, cases), keys in samples.items():
+            p_values |= self._p_values(names, cases, keys, permutations, seed)
+        for key, known in comparable.items():
             lowest, highest = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
             gap = known[highest] - known[lowest]
             shift = draws[highest].values[key] - draws[lowest].values[key]
@@ -369,30 +375,55 @@ class _Attribute:
             bias = shift.nanmean().item() - gap
             yield GroupGap(
                 self.name, key[0], scope_of(*key[1:]), *key[1:], lowest, highest, gap,
-                ends[0].item() - bias, ends[1].item() - bias, permutation_p(torch.cat(spans[key])), math.nan, "",
+                ends[0].item() - bias, ends[1].item() - bias, p_values[key], math.nan, "",
             )  # fmt: skip
 
-    def _exchanged(self, number: int, seed: int) -> Iterator[Tensor]:
-        """Blocks of (tested group, way, case): which cases are in a group; the first way is as it is."""
+    def _cases_with_value(self, names: Collection[str], key: Key) -> tuple[int, ...]:
+        """The cases of these groups; for a macro average, those that have a value."""
+        values = self.by_case.get(key)
+        cases = (i for i, group in enumerate(self.of_case) if group in names)
+        return tuple(i for i in cases if values is None or not values[i].isnan())
+
+    def _p_values(
+        self, names: Sequence[str], cases: Sequence[int], keys: Sequence[Key], permutations: int, seed: int
+    ) -> dict[Key, float]:
+        """Test the largest gap between these groups by permuting the groups of these cases."""
+        spans: dict[Key, list[Tensor]] = defaultdict(list)
+        for block in self._permuted(names, cases, permutations, seed):
+            of_groups = [self.numbers(weights, keys) for weights in block]
+            for key in keys:
+                spans[key].append(_span(torch.stack([values[key] for values in of_groups])))
+        return {key: permutation_p(torch.cat(parts)) for key, parts in spans.items()}
+
+    def _permuted(self, names: Sequence[str], cases: Sequence[int], number: int, seed: int) -> Iterator[Tensor]:
+        """Blocks of (group, permutation, case): which of these cases are in a group; the first is as observed.
+
+        Patients whose cases are all in one group are permuted with each other. The cases of any other patient are
+        permuted within that patient.
+        """
         generator = np.random.default_rng(seed)
-        code = np.array([self.tested.index(own) if own in self.tested else -1 for own in self.of_case])
-        places = patient_places(self.who).numpy()
-        firsts = np.unique(places, return_index=True)[1]
-        size = max(1, TOGETHER // (len(code) * len(self.tested)))
-        done = 0
-        while done < number:
+        code = np.array([names.index(self.of_case[i]) for i in cases])
+        places = patient_places([self.who[i] for i in cases]).numpy()
+        low, high = np.full(len(code), len(names)), np.full(len(code), -1)
+        np.minimum.at(low, places, code)
+        np.maximum.at(high, places, code)
+        varies = (low != high)[places]
+        units = np.where(varies, len(code) + np.arange(len(code)), places)  # a patient or a case
+        _, firsts, unit_of_case = np.unique(units, return_index=True, return_inverse=True)
+        strata = np.where(varies, 1 + places, 0)[firsts]
+        still = np.argsort(strata, kind="stable")
+        size = max(1, TOGETHER // (len(self.of_case) * len(names)))
+        for done in range(0, number, size):
             some = min(size, number - done)
-            if self.within:
-                order = np.lexsort((generator.random((some, len(code))), np.broadcast_to(places, (some, len(code)))))
-                still = np.argsort(places, kind="stable")
-                ways = np.empty((some, len(code)), np.int64)
-                ways[:, still] = code[order]
-            else:
-                ways = generator.permuted(np.broadcast_to(code[firsts], (some, len(firsts))), axis=1)[:, places]
+            order = np.argsort(strata + generator.random((some, len(strata))), axis=1)
+            permuted = np.empty((some, len(strata)), np.int64)
+            permuted[:, still] = code[firsts][order]
+            groups = permuted[:, unit_of_case]
             if done == 0:
-                ways[0] = code
-            yield torch.from_numpy(np.stack([ways == i for i in range(len(self.tested))]).astype(np.float64))
-            done += some
+                groups[0] = code
+            block = np.zeros((len(names), some, len(self.of_case)))
+            block[:, :, list(cases)] = groups == np.arange(len(names))[:, None, None]
+            yield torch.from_numpy(block)
 
 
 def _span(values: Tensor) -> Tensor:
