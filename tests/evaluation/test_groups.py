@@ -157,6 +157,20 @@ def test_a_patient_in_two_groups_is_permuted_within_and_the_others_with_each_oth
     assert gap.p < 0.05
 
 
+def test_one_patient_in_two_groups_leaves_the_others_independent_in_the_interval(tmp_path):
+    """Both groups have the same values, in the same order: the interval must be that of two independent means."""
+    cases = [f"patient{i:03}_frame01" for i in range(24)] + ["patient024_frame01", "patient024_frame02"]
+    groups = ["north"] * 12 + ["south"] * 12 + ["north", "south"]
+    values = np.random.default_rng(5).uniform(0.05, 0.3, 12)
+    own = np.concatenate([values, values, [0.15, 0.15]])
+    path = group_file(tmp_path / "g.csv", "site", dict(zip(cases, groups, strict=True)))
+    evaluation = evaluation_of(torch.from_numpy(own)[:, None], torch.full((26, 1), 0.8), cases=cases)
+    gap = compare_groups(evaluation, path, permutations=10).gap("site", label="liver", metric="ace")
+    half = scipy_stats.t.ppf(0.975, 12) * math.sqrt(2 / 13) * own[:13].std(ddof=1)
+    assert (gap.lowest, gap.highest) == ("north", "south")
+    assert (gap.low, gap.high) == pytest.approx((-half, half), abs=0.25 * half)
+
+
 def test_p_is_uniform_where_some_patients_are_in_two_groups(tmp_path):
     """12 patients in one of two groups by chance, 4 in both: p below 0.2 in about a fifth of 25 cohorts."""
     generator, below = np.random.default_rng(3), 0

@@ -314,13 +314,17 @@ class _Attribute:
         return torch.tensor([[float(own == name) for own in self.of_case]], dtype=torch.float64)
 
     def draws(self, resamples: int, seed: int) -> dict[str, _Drawn]:
-        """Of each group with enough patients; those of groups with different patients are independent."""
+        """Of each group with enough patients; a patient in several groups is drawn equally often in each of them."""
         found = {}
         for i, name in enumerate(self.tested):
             rows = self.members[name]
             part = MicroSums(self.evaluation.select(cases=rows))
-            own, values, distances = [self.who[row] for row in rows], defaultdict(list), defaultdict(list)
-            for weights in resample_blocks(own, number=resamples, seed=seed if self.within else seed + i):
+            values, distances = defaultdict(list), defaultdict(list)
+            population = range(len(self.who)) if self.within else rows
+            columns = [population.index(row) for row in rows]
+            who = [self.who[row] for row in population]
+            for block in resample_blocks(who, number=resamples, seed=seed if self.within else seed + i):
+                weights = block[:, columns]
                 sums = drawn(weights, part.of_cases)
                 macro = dict(zip(self.by_case, weighted_mean(self.stacked[rows], weights).unbind(1), strict=True))
                 for key, each in (macro | part.values(sums)).items():
@@ -367,7 +371,7 @@ class _Attribute:
         for (names, cases), keys in samples.items():
             p_values |= self._p_values(names, cases, keys, permutations, seed)
         for key, known in comparable.items():
-            lowest, highest = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
+            lowest, *_, highest = sorted(known, key=lambda name: known[name])
             gap = known[highest] - known[lowest]
             shift = draws[highest].values[key] - draws[lowest].values[key]
             wide = expanded(level, min(self.patients[lowest], self.patients[highest]))
