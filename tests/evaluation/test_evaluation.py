@@ -103,6 +103,28 @@ def test_foreground_leaves_out_the_background_and_keeps_the_numbers():
         torch.testing.assert_close(values, evaluation.case_metrics()[name][:, 1:], equal_nan=True)
 
 
+@pytest.mark.parametrize("classes", [[1, 0], [2, 1, 0], [1, 0, 2], [-1, -3], [-2, 0]])
+def test_foreground_leaves_out_the_background_wherever_a_selection_puts_it(tmp_path, classes):
+    evaluation, _, _ = make()
+    part = evaluation.select(classes=classes)
+    names = ("background", "liver", "tumour")
+    expected = tuple(names[i] for i in classes if names[i] != "background")
+    part.save(tmp_path / "part.npz")
+    again = part.select(classes=[*range(len(classes))][::-1])
+    for one, of in ((part, expected), (Evaluation.load(tmp_path / "part.npz"), expected), (again, expected[::-1])):
+        assert one.has_background
+        assert one.foreground().classes == of
+        assert {row.label for row in one.summary()} == {*of, None}
+        own = evaluation.case_metrics()["ace"][:, [names.index(name) for name in of]]
+        torch.testing.assert_close(one.case_values()[None, "ace"], own.mean(1))
+    assert not evaluation.select(classes=[2, 1]).has_background
+
+
+def test_a_background_that_is_no_class_is_refused():
+    with pytest.raises(ConfigError, match="background_index must be the place of one of the 3 classes; got 3"):
+        replace(make()[0], background_index=3)
+
+
 def test_saved_and_loaded_it_is_the_same(tmp_path):
     evaluation, _, _ = make(absent=[(0, 1)])
     evaluation.save(tmp_path / "evaluation.npz")
@@ -155,6 +177,8 @@ def test_concatenation_refuses_twice_the_same_case_and_other_classes():
         Evaluation.concatenate([evaluation, evaluation])
     with pytest.raises(ConfigError, match="same classes"):
         Evaluation.concatenate([evaluation, make(classes=2, seed=3)[0]])
+    with pytest.raises(ConfigError, match="same background"):
+        Evaluation.concatenate([evaluation, replace(make(seed=3)[0], has_background=False)])
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "foreign", "pickle"])

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import nibabel
 import numpy as np
@@ -236,6 +237,14 @@ def test_options_are_those_the_evaluation_was_told(tmp_path, cohort):
     (drawn,) = worst_case_figures({"m": loaded}, {"m": root / "dice-ce"}, root / "labels", number=1)
     assert drawn[:2] == ("d", "whole thing")
     assert options_of(evaluations["dice-ce"]) == Options()
+
+
+def test_options_of_an_evaluation_from_memory_name_the_background_first(cohort):
+    evaluation = replace(cohort[1]["dice-ce"], provenance={})
+    names = tuple(enumerate(evaluation.classes))
+    assert options_of(evaluation).class_names == names
+    assert options_of(evaluation.foreground()).class_names == names[1:]
+    assert options_of(evaluation.select(classes=[1, 2, 0])).class_names == names
 
 
 def test_each_method_is_read_as_its_own_evaluation_was(cohort):

@@ -92,7 +92,7 @@ class Evaluation:
     cases: tuple[str, ...]
     classes: tuple[str, ...]
     has_background: bool = False
-    """Whether the first class is the background, which results leave out unless asked for."""
+    """Whether one of the classes is the background, which results leave out unless asked for."""
     bins: int = 20
     """Bins of the errors that are reported."""
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -102,6 +102,8 @@ class Evaluation:
     """(case, label): voxels of each trained label but the background, where classes are unions of labels."""
     decisions: DecisionSums | None = None
     """Of the voxels decided for each class; None: not known, as in files of segcal 0.2."""
+    background_index: int = 0
+    """The place of the background among the classes, if there is one."""
 
     def __post_init__(self) -> None:
         shape = (len(self.cases), len(self.classes))
@@ -115,6 +117,11 @@ class Evaluation:
         if len(set(self.cases)) != len(self.cases):
             raise ConfigError(f"case names must differ; {_twice(self.cases)} came more than once.")
         distinct("class names", self.classes)
+        if self.has_background and self.background_index not in range(len(self.classes)):
+            raise ConfigError(
+                f"background_index must be the place of one of the {len(self.classes)} classes; got "
+                f"{self.background_index!r}."
+            )
 
     def select(self, *, cases: Sequence[int] | None = None, classes: Sequence[int] | None = None) -> Evaluation:
         """Only these cases and classes, by index."""
@@ -124,9 +131,12 @@ class Evaluation:
         def cut(sums: Tensor) -> Tensor:
             return sums[rows][:, columns]
 
+        statistics = self.statistics.select(cases=rows, classes=columns)
+        places = [range(len(self.classes))[i] for i in columns]  # of negative indices, too
+        has_background = self.has_background and self.background_index in places
         return replace(
             self,
-            statistics=self.statistics.select(cases=rows, classes=columns),
+            statistics=statistics,
             overlap=map_sums(cut, self.overlap),
             scores=map_sums(cut, self.scores),
             top_label=self.top_label and self.top_label.select(cases=rows),
@@ -135,7 +145,8 @@ class Evaluation:
             label_counts=None if self.label_counts is None else self.label_counts[rows],
             cases=tuple(self.cases[i] for i in rows),
             classes=tuple(self.classes[i] for i in columns),
-            has_background=self.has_background and 0 in columns,
+            has_background=has_background,
+            background_index=places.index(self.background_index) if has_background else 0,
         )
 
     @property
@@ -147,7 +158,9 @@ class Evaluation:
 
     def foreground(self) -> Evaluation:
         """Without the background, if there is one."""
-        return self.select(classes=range(1, len(self.classes))) if self.has_background else self
+        if not self.has_background:
+            return self
+        return self.select(classes=[i for i in range(len(self.classes)) if i != self.background_index])
 
     def complete(self) -> Evaluation:
         """Only the cases in which every trained label (but the background) is present.
@@ -174,6 +187,11 @@ class Evaluation:
                 raise ConfigError(
                     f"evaluations must have the same classes and bins; got {first.classes} with {first.bins} bins and "
                     f"{part.classes} with {part.bins}."
+                )
+            if (part.has_background, part.background_index) != (first.has_background, first.background_index):
+                raise ConfigError(
+                    "evaluations must have the same background; got different values of has_background or "
+                    "background_index. Call foreground() on each of them first."
                 )
         tops = [part.top_label for part in parts if part.top_label is not None]
         joints = [part.joint for part in parts if part.joint is not None]
@@ -339,6 +357,7 @@ class Evaluation:
             "cases": self.cases,
             "classes": self.classes,
             "has_background": self.has_background,
+            "background_index": self.background_index,
             "bins": self.bins,
             "fine_bins": self.statistics.binning.bins,
             "top_label": self.top_label is not None,
@@ -370,6 +389,7 @@ class Evaluation:
                 cases=_names(header["cases"]),
                 classes=_names(header["classes"]),
                 has_background=bool(header["has_background"]),
+                background_index=int(header.get("background_index", 0)),
                 bins=int(header["bins"]),
                 provenance=header["provenance"],
                 joint=_scores(tensors, "joint") if "joint_voxels" in tensors else None,

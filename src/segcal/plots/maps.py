@@ -167,8 +167,10 @@ def options_of(evaluation: Evaluation) -> Options:
     """How the evaluation was told to read its predictions; as by default, where it does not say."""
     told = evaluation.provenance.get("options")
     if told is None:
-        first = 0 if evaluation.has_background else 1
-        return Options(class_names=tuple(enumerate(evaluation.classes, start=first)))
+        names = evaluation.foreground().classes
+        if not evaluation.has_background:
+            return Options(class_names=tuple(enumerate(names, start=1)))
+        return Options(class_names=tuple(enumerate((evaluation.classes[evaluation.background_index], *names))))
     return Options.from_json(told)
 
 
