@@ -502,12 +502,17 @@ def test_evaluations_are_read_by_folder_file_or_name(methods, tmp_path):
         read_evaluations([str(tmp_path / "nothing")])
 
 
-def test_a_folder_and_a_file_of_the_same_name_are_two_methods(methods, tmp_path):
-    for folder, name in (("x", "base/evaluation.npz"), ("y", "base.npz")):
-        (tmp_path / folder / name).parent.mkdir(parents=True)
-        methods["base"].save(tmp_path / folder / name)
-    found = read_evaluations([str(tmp_path / "x" / "base"), str(tmp_path / "y" / "base.npz")])
-    assert list(found) == ["x/base", "y/base"]
+def test_a_folder_and_a_file_of_one_name_are_refused_or_named_by_their_folders(methods, tmp_path):
+    for folder in ("one/a", "two"):
+        (tmp_path / folder).mkdir(parents=True)
+    methods["base"].save(tmp_path / "one/a/evaluation.npz")
+    methods["base"].save(tmp_path / "one/a.npz")
+    methods["base"].save(tmp_path / "two/a.npz")
+    folder, file, other = (str(tmp_path / name) for name in ("one/a", "one/a.npz", "two/a.npz"))
+    with pytest.raises(ConfigError, match=r"different names; got .*one/a more than once\. Give NAME=PATH"):
+        read_evaluations([folder, file])
+    assert list(read_evaluations([folder, other])) == ["one/a", "two/a"]
+    assert list(read_evaluations([f"a.npz={folder}", file])) == ["a.npz", "a"]
 
 
 def test_the_command_prints_tables_or_json_and_writes_files(methods, tmp_path):

@@ -496,8 +496,7 @@ def method_names(sources: Sequence[tuple[str, Path]]) -> list[str]:
     """
     for depth in range(1, 4):
         names = [
-            (name or "/".join(Path(os.path.abspath(path)).parts[-depth:])).removesuffix(".npz")
-            for name, path in sources
+            name or "/".join(Path(os.path.abspath(path)).parts[-depth:]).removesuffix(".npz") for name, path in sources
         ]
         if len(set(names)) == len(names):
             return names
