@@ -42,6 +42,31 @@ def test_steps_sum_to_the_scale_keep_the_order_and_the_decision(logits, steps, d
         assert all(numbers[b, voxel] >= int(numbers[a, voxel]) - 1 for a, b in pairwise(order))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    classes=st.sampled_from([2, 3, 17, 100, 300, 2000]),
+    steps=st.sampled_from([255, 65535]),
+    dtype=st.sampled_from([np.float16, np.float32, np.float64]),
+    spread=st.sampled_from([0.0, 1e-12, 1e-3, 1.0, 4.0]),
+    scale=st.sampled_from([0.5, 0.9995, 1.0, 1.0005]),
+    seed=st.integers(0, 999),
+)
+def test_steps_of_many_classes_sum_to_the_scale_though_the_probabilities_do_not(
+    classes, steps, dtype, spread, scale, seed
+):
+    exponentials = np.exp(spread * np.random.default_rng(seed).standard_normal((classes, 20)))
+    probabilities = (scale * exponentials / exponentials.sum(0)).clip(0, 1).astype(dtype)
+    numbers = in_steps(probabilities, steps)
+    assert (numbers.sum(0, dtype=np.int64) == steps).all()
+    np.testing.assert_array_equal(numbers.argmax(0), probabilities.argmax(0))
+    shares = probabilities / probabilities.sum(0, dtype=np.float64)
+    assert np.abs(numbers / steps - shares).max() < 2 / steps
+
+
+def test_a_voxel_without_probabilities_is_shared_equally():
+    assert in_steps(np.zeros((3, 1)), 255).ravel().tolist() == [85, 85, 85]
+
+
 @pytest.mark.parametrize(
     ("probabilities", "numbers"),
     [
@@ -52,6 +77,7 @@ def test_steps_sum_to_the_scale_keep_the_order_and_the_decision(logits, steps, d
         ([1 / 3, 1 / 3, 1 / 3], [85, 85, 85]),
         ([84.9 / 255, 84.95 / 255, 85.15 / 255], [84, 85, 86]),  # all would be 85, and the first seem to lead
         ([0.998] + [0.001] * 2, [255, 0, 0]),  # 254.49: the largest remainder
+        ([0.5005, 0.5004], [128, 127]),  # of 1.0009: 127.51 and 127.49
     ],
 )
 def test_steps_by_hand(probabilities, numbers):

@@ -20,13 +20,14 @@ STEPS: dict[StoredAs, int] = {"float16": 65535, "uint8": 255}
 """The integer that stands for 1."""
 _BLOCK = 1 << 15  # voxels rounded together, in the cache
 _NEAR = 1e-3  # that probabilities may lie outside of [0, 1]
+_TIE = 1e-9  # of a step: the leader comes first among remainders that differ by rounding alone
 
 
 def in_steps(probabilities: Array, steps: int) -> Array:
     """Probabilities (class, ...) as numbers of steps, `steps` for 1, in the smallest type that holds them.
 
-    The numbers of exclusive classes sum to `steps` in each voxel: all are rounded down, and what is missing goes one by
-    one to the largest remainders. The first of the most probable classes has the first of the largest numbers. A
+    The numbers of exclusive classes sum to `steps` in each voxel: probabilities are divided by their sum, all are
+    rounded down, and what is missing goes one by one to the largest remainders. The first of the most probable classes has the first of the largest numbers. A
     single channel is a foreground by itself; it is rounded, and reaches the upper half of the scale from 1/2 on.
 
     >>> in_steps(np.array([[0.3341], [0.3339], [0.332]]), 255).ravel().tolist()
@@ -50,10 +51,13 @@ def in_steps(probabilities: Array, steps: int) -> Array:
 
 
 def _shared(block: Array, steps: int) -> Array:
-    """The steps of (class, voxel) probabilities of exclusive classes."""
-    rest = block * steps
+    """The steps of (class, voxel) probabilities of exclusive classes, which may not sum to 1 exactly."""
+    leader = block.argmax(0)
+    total = block.sum(0)
+    rest = np.divide(steps * block, total, out=np.full(block.shape, steps / len(block)), where=total > 0)
     whole: Array = np.floor(rest)
     rest -= whole
+    rest[leader, np.arange(len(leader))] += _TIE
     missing = steps - whole.sum(0)
     short = np.flatnonzero(missing > 0)
     while len(short):
@@ -63,7 +67,7 @@ def _shared(block: Array, steps: int) -> Array:
         missing[short] -= 1
         short = short[missing[short] > 0]
     # Larger probabilities have at least as many steps, so that a leader can only be met by a class before it.
-    leader, seeming = block.argmax(0), whole.argmax(0)
+    seeming = whole.argmax(0)
     met = np.flatnonzero(leader != seeming)
     whole[leader[met], met] += 1
     whole[seeming[met], met] -= 1
