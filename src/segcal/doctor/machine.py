@@ -21,7 +21,6 @@ PACKAGES = {  # as pip knows them
     "NiBabel": "nibabel",
     "Pillow": "pillow",
     "tifffile": "tifffile",
-    "SimpleITK": "SimpleITK",
     "highdicom": "highdicom",
     "isal": "isal",
     "filelock": "filelock",

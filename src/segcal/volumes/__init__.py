@@ -1,11 +1,11 @@
 """Predicted probability maps and label maps on disk: pair them, check that their grids agree, read them in slabs.
 
 Reading order: `pairing` (which files belong together), `stored` (what a file holds), `arrays` (how it is read;
-`pictures`, `itk` and `dicom` read other formats), `orientation` (which way axes run), `grids` (which axis is which and
-whether prediction and label lie in the same place), `averaging` (how the mean of several predictions is taken), `cases`
-(a case read slab by slab), `mismatch` (why files do not belong together), `images` (what was segmented), `finding`
-(maps without labels), `predictions` (such maps, written elsewhere with other values), `steps` (probabilities as
-integers), `writing` (how files take them).
+`pictures`, `nrrd`, `metaimage` and `dicom` read other formats, with `text_header` for NRRD and MetaImage),
+`orientation` (which way axes run), `grids` (which axis is which and whether prediction and label lie in the same
+place), `averaging` (how the mean of several predictions is taken), `cases` (a case read slab by slab), `mismatch` (why
+files do not belong together), `images` (what was segmented), `finding` (maps without labels), `predictions` (such maps,
+written elsewhere with other values), `steps` (probabilities as integers), `writing` (how files take them).
 """
 
 from segcal.volumes.cases import Case, count_channels, open_case

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from segcal._io.parsing import parse_json
 from segcal.errors import FileError
 from segcal.volumes.dicom import read_segmentation
-from segcal.volumes.itk import read_itk
+from segcal.volumes.metaimage import read_metaimage
+from segcal.volumes.nrrd import read_nrrd
 from segcal.volumes.pictures import read_png, read_tiff
 from segcal.volumes.stored import MOST_INFLATION, byte_size, check_size, invertible, no_values, reading, refuse
 from segcal.volumes.stored import Geometry as Geometry
@@ -310,6 +311,7 @@ _READERS: dict[str, Callable[[Path, BinaryIO, bool], StoredArray]] = {
     ".npy": _read_npy,
     ".png": read_png,
     **dict.fromkeys(PICTURES[1:], read_tiff),
-    **dict.fromkeys(ITK[1:], read_itk),
+    **dict.fromkeys((".nrrd", ".nhdr"), read_nrrd),
+    **dict.fromkeys((".mha", ".mhd"), read_metaimage),
     **dict.fromkeys(DICOM, read_segmentation),
 }

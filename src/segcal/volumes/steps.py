@@ -27,8 +27,9 @@ def in_steps(probabilities: Array, steps: int) -> Array:
     """Probabilities (class, ...) as numbers of steps, `steps` for 1, in the smallest type that holds them.
 
     The numbers of exclusive classes sum to `steps` in each voxel: probabilities are divided by their sum, all are
-    rounded down, and what is missing goes one by one to the largest remainders. The first of the most probable classes has the first of the largest numbers. A
-    single channel is a foreground by itself; it is rounded, and reaches the upper half of the scale from 1/2 on.
+    rounded down, and what is missing goes one by one to the largest remainders. The first of the most probable classes
+    has the first of the largest numbers. A single channel is a foreground by itself; it is rounded, and reaches the
+    upper half of the scale from 1/2 on.
 
     >>> in_steps(np.array([[0.3341], [0.3339], [0.332]]), 255).ravel().tolist()
     [85, 85, 85]

@@ -53,6 +53,25 @@ class Geometry:
         bare = not invertible(turned) or bool(np.array_equal(np.abs(turned), np.eye(4)))
         return Geometry((turned,) if invertible(turned) else (), zooms, bare)
 
+    @staticmethod
+    def of_steps(path: Path, steps: NDArray[np.float64], origin: NDArray[np.float64]) -> Geometry:
+        """From the vector between neighboring voxels of each axis, and the first voxel; both in LPS.
+
+        There may be two axes; those after the third are not in space.
+        """
+        if len(steps) < 2:
+            refuse(path, "it must have at least 2 axes in space; it has one")
+        axes = min(len(steps), 3)
+        affine = np.eye(4)
+        affine[:axes, :axes] = steps[:axes, :axes].T
+        affine[:axes, 3] = origin[:axes]
+        with np.errstate(all="ignore"):
+            directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+            valid = np.isfinite(affine).all() and abs(np.linalg.det(directions)) > 1e-6
+        if not valid:
+            refuse(path, "its voxel sizes, directions and origin must be finite, and directions independent")
+        return Geometry.of_lps(affine)
+
 
 @dataclass(frozen=True, eq=False)
 class StoredArray:
@@ -89,8 +108,7 @@ def invertible(affine: NDArray[np.float64]) -> bool:
 def reading(path: Path) -> Iterator[BinaryIO]:
     """The file, opened; whatever goes wrong with it is a `FileError`."""
     try:
-        if not path.is_file():  # opening a pipe would wait for ever
-            raise FileError(f"{path.name} must be a file; {_no_file(path)}. Check the path.")
+        check_regular_file(path)
         with path.open("rb") as file:
             if path.stat().st_size == 0:
                 raise FileError(f"{path.name} must hold an array; the file is empty. Create the file again.")
@@ -103,6 +121,12 @@ def reading(path: Path) -> Iterator[BinaryIO]:
         kind = _KINDS.get(path.suffix.lower(), "a NIfTI image")
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise FileError(f"{path.name} must be {kind}; it cannot be read ({reason}). Create the file again.") from error
+
+
+def check_regular_file(path: Path) -> None:
+    """Refuse pipes, devices, folders and broken links before they are opened: opening a pipe would wait forever."""
+    if not path.is_file():
+        raise FileError(f"{path.name} must be a file; {_no_file(path)}. Check the path.")
 
 
 def _no_file(path: Path) -> str:
