@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import shutil
 import zlib
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 from simpleitk_oracle import check_as_simpleitk, itk, random_image
 
+from segcal import evaluate
 from segcal.errors import FileError, GridError
 from segcal.evaluation.measure import measure_case
 from segcal.evaluation.options import Options
 from segcal.volumes import CaseFiles, find_predictions, open_prediction, pair_cases
 from segcal.volumes.arrays import read_array
+from segcal.volumes.text_header import with_detached_data
 
 RANDOM = np.random.default_rng(0)
 SHAPE = (4, 5, 6)
@@ -273,3 +276,20 @@ def test_broken_files_are_a_sentence(tmp_path, ending):
         path.write_bytes(content)
         with pytest.raises(FileError, match=rf"^a\.{ending} must (be|have) .*\.$"):
             read_array(path)
+
+
+@pytest.mark.parametrize("ending", ["mhd", "nhdr"])
+def test_changed_voxels_beside_a_header_are_measured_again(tmp_path, ending):
+    write(tmp_path / "labels" / f"one.{ending}", LABELS, compressed=False)
+    write(tmp_path / "empty" / f"one.{ending}", np.zeros_like(LABELS), compressed=False)
+    nifti(tmp_path / "maps" / "one.nii.gz", MAPS)
+    folders = [tmp_path / name for name in ("maps", "labels", "out")]
+    assert evaluate(*folders).measured.overlap.true[0, 1:].sum() > 0
+    shutil.copyfile(tmp_path / "empty" / "one.raw", tmp_path / "labels" / "one.raw")
+    assert evaluate(*folders).measured.overlap.true[0, 1:].sum() == 0
+
+
+def test_data_beside_a_header_is_listed_with_it(tmp_path):
+    header = write(tmp_path / "one.mhd", LABELS)
+    assert with_detached_data([header]) == (header, tmp_path / "one.zraw")
+    assert with_detached_data([tmp_path / "missing.mhd"]) == (tmp_path / "missing.mhd",)

@@ -24,6 +24,7 @@ from segcal.volumes.averaging import Mean
 from segcal.volumes.finding import with_members
 from segcal.volumes.orientation import orientation_of
 from segcal.volumes.steps import STEPS, StoredAs
+from segcal.volumes.text_header import with_detached_data
 
 Progress = Callable[[int, int, str], None]
 
@@ -107,7 +108,7 @@ def apply_calibrator(
                 change, out, root, nifti=nifti, dtype=dtype, exclusive=exclusive, most_voxels=most_voxels
             )
 
-        read = [stamp(path) for each in (files, *files.members) for path in each.predictions]
+        read = [stamp(path) for each in (files, *files.members) for path in with_detached_data(each.predictions)]
         how = asdict(files.averaging) if files.members else logits
         key = key_of(mark, how, read, dtype)
         return MapJob(files.name, key, [out / place for place in places(files, root, nifti=nifti)], make)

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from segcal.errors import ConfigError, distinct
 from segcal.volumes.regions import Regions
+from segcal.volumes.text_header import with_detached_data
 
 
 class Problem(NamedTuple):
@@ -33,7 +34,8 @@ class DataCase:
     @property
     def files(self) -> tuple[Path, ...]:
         """All of them: what a result of this case was made from."""
-        return self.images if self.label is None else (*self.images, self.label, *self.more_labels)
+        labels = () if self.label is None else (self.label, *self.more_labels)
+        return with_detached_data((*self.images, *labels))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from segcal.volumes.cases import PROBABILITY_KEYS
 from segcal.volumes.grids import space_of_one_class
 from segcal.volumes.mismatch import files_in
 from segcal.volumes.pairing import Claim, Numbered, claims_of_predictions, is_array, is_picture, name_of_prediction
+from segcal.volumes.text_header import with_detached_data
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class PredictionFiles:
     def all(self) -> tuple[Path, ...]:
         """Every file that is read."""
         own = self.predictions if self.reference is None else (*self.predictions, self.reference)
-        return (*own, *(path for member in self.members for path in member.all))
+        return with_detached_data((*own, *(path for member in self.members for path in member.all)))
 
     def absolute(self) -> PredictionFiles:
         """The same for those who have another current folder."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from segcal.errors import FileError
 from segcal.volumes.arrays import DICOM, NUMPY, PICTURES, stem_of
 from segcal.volumes.averaging import PLAIN, Averaging
+from segcal.volumes.text_header import with_detached_data
 
 _LABEL_WORDS = "gt|seg|label|labels|mask|segmentation"
 _PROBABILITY_WORDS = "prob|probs|proba|probability|probabilities|softmax|sigmoid|logits"
@@ -68,7 +69,9 @@ class CaseFiles:
     def all(self) -> tuple[Path, ...]:
         """Every file that is read."""
         members = (path for member in self.members for path in member.predictions)
-        return (*self.predictions, self.label, *(each.label for each in self.raters[1:]), *members)
+        return with_detached_data(
+            (*self.predictions, self.label, *(rater.label for rater in self.raters[1:]), *members)
+        )
 
     def absolute(self) -> CaseFiles:
         """The same for those who have another current folder."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from bz2 import BZ2Decompressor
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from isal.igzip_lib import DECOMP_GZIP, DECOMP_ZLIB, IgzipDecompressor
 from numpy.typing import NDArray
 
 from segcal.errors import FileError
-from segcal.volumes.stored import MOST_INFLATION, byte_size, check_regular_file, no_values, refuse
+from segcal.volumes.stored import MOST_INFLATION, byte_size, check_regular_file, no_values, reading, refuse
 
 LONGEST_HEADER = 1 << 20
 _PIECE_BYTES = 1 << 16
@@ -125,6 +125,23 @@ class TextHeader:
             kind = "whole numbers" if pattern is _INTEGER else "numbers"
             self.refuse(f"its {name} must be {count} {kind}; got {text[:80]!r}")
         return words
+
+
+def with_detached_data(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the paths; each header is followed by the file beside it that holds its voxels."""
+    return tuple(file for path in paths for file in (path, *_detached_data(path)))
+
+
+def _detached_data(path: Path) -> list[Path]:
+    if path.suffix.lower() not in (".mhd", ".nhdr"):
+        return []
+    try:
+        with reading(path) as file:
+            header = file.read(LONGEST_HEADER)
+    except FileError:  # the reader reports it
+        return []
+    names = re.findall(rb"^(?:ElementDataFile\s*=|data ?file:)\s*([^/\\\r\n]+?)\s*$", header, re.MULTILINE)
+    return [path.with_name(os.fsdecode(name)) for name in names]
 
 
 def read_voxels(
