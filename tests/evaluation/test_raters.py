@@ -387,6 +387,146 @@ def test_files_and_channels_hold_raters_as_well_as_folders(study, outcome, tmp_p
         assert len(found.facets) == 3
 
 
+FLAT = (16, 16)
+
+
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory):
+    """Two 2-D cases of two classes with the labels of two raters, and their evaluation from a folder of each rater.
+
+    The number of raters is that of the classes, and the images are square: shapes alone tell little.
+    """
+    folder, rng = tmp_path_factory.mktemp("flat"), np.random.default_rng(5)
+    for name in ("maps", "anna", "ben"):
+        (folder / name).mkdir()
+    cases = {}
+    for case in ("case_1", "case_2"):
+        p = rng.random(FLAT).astype(np.float32)
+        masks = (rng.random((2, *FLAT)) < p).astype(np.uint8)
+        cases[case] = np.stack([1 - p, p]), masks
+        np.save(folder / "maps" / f"{case}.npy", cases[case][0])
+        for rater, mask in zip(("anna", "ben"), masks, strict=True):
+            np.save(folder / rater / f"{case}.npy", mask)
+    found = segcal.evaluate(folder / "maps", [folder / "anna", folder / "ben"], folder / "out")
+    return cases, found.evaluation
+
+
+def write_nifti(path, values):
+    nib.Nifti1Image(values, np.diag([1, 2, 3, 1])).to_filename(path.with_suffix(".nii.gz"))
+
+
+def write_pages(path, values):
+    import tifffile
+
+    tifffile.imwrite(path.with_suffix(".tif"), np.ascontiguousarray(values), photometric="minisblack")
+
+
+def write_npz(path, values):
+    np.savez_compressed(path.with_suffix(".npz"), values)
+
+
+WRITERS = {"npy": np.save, "npz": write_npz, "nifti": write_nifti, "pages": write_pages}
+LAYOUTS = {  # of (channel, x, y)
+    "channels first": lambda values: values,
+    "channels last": lambda values: np.moveaxis(values, 0, -1),
+    "flat volume": lambda values: np.moveaxis(values, 0, -1)[:, :, None],
+    "flat array": lambda values: values[..., None],
+    "picture": lambda values: values.transpose(0, 2, 1),  # (page, y, x)
+}
+
+
+@pytest.mark.parametrize(
+    ("maps", "labels"),
+    [
+        (("npy", "channels first"), ("npy", "channels first")),
+        (("npy", "channels first"), ("npz", "channels first")),
+        (("npz", "channels first"), ("npy", "channels last")),
+        (("npy", "flat array"), ("npy", "channels first")),
+        (("npy", "channels first"), ("npy", "flat array")),
+        (("nifti", "flat volume"), ("nifti", "flat volume")),
+        (("nifti", "flat volume"), ("nifti", "channels last")),
+        (("nifti", "flat volume"), ("npy", "channels first")),
+        (("pages", "picture"), ("pages", "picture")),
+        (("npy", "picture"), ("pages", "picture")),
+        (("nifti", "flat volume"), ("pages", "picture")),
+    ],
+)
+def test_raters_of_2d_images_can_be_channels(flat, tmp_path, maps, labels):
+    if "pages" in (maps[0], labels[0]):
+        pytest.importorskip("tifffile", reason="needs tifffile")
+    cases, expected = flat
+    for name, (form, layout), which in (("maps", maps, 0), ("labels", labels, 1)):
+        (tmp_path / name).mkdir()
+        for case, arrays in cases.items():
+            WRITERS[form](tmp_path / name / case, LAYOUTS[layout](arrays[which]))
+    options = segcal.ReadOptions(class_names=["background", "nodule"])
+    found = segcal.evaluate(
+        tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels", options=options
+    )
+    assert not found.failures
+    assert list(found.facets) == ["raters/rater 1", "raters/rater 2"]
+    for name in ("count", "confidence_sum", "label_sum"):
+        np.testing.assert_array_equal(getattr(found.evaluation.statistics, name), getattr(expected.statistics, name))
+
+
+def test_colors_of_a_picture_can_be_the_masks_of_raters(tmp_path):
+    rng = np.random.default_rng(6)
+    p = rng.integers(0, 256, FLAT).astype(np.uint8)
+    masks = rng.random((*FLAT, 3)) * 255 < p[..., None]
+    for name, values in (("maps", p), ("labels", (masks * 255).astype(np.uint8))):
+        (tmp_path / name).mkdir()
+        Image.fromarray(values).save(tmp_path / name / "case.png")
+    found = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels")
+    assert not found.failures
+    for i, facet in enumerate(found.facets.values()):
+        assert facet.statistics.label_sum.sum() == masks[..., i].sum()
+
+
+def test_members_of_2d_images_with_raters_as_channels(flat, tmp_path):
+    cases, expected = flat
+    for name in ("maps", "more", "labels"):
+        (tmp_path / name).mkdir()
+        for case, arrays in cases.items():
+            np.save(tmp_path / name / f"{case}.npy", arrays[name == "labels"])
+    found = segcal.evaluate(
+        tmp_path / "maps", tmp_path / "labels", tmp_path / "out", members=[tmp_path / "more"], raters_from="channels"
+    )
+    assert not found.failures
+    np.testing.assert_array_equal(found.evaluation.statistics.label_sum, expected.statistics.label_sum)
+
+
+def test_cubic_volumes_with_raters_on_the_last_axis(tmp_path):
+    """As many raters as classes: read with the axes reversed, the last axes of both could be one of space."""
+    rng = np.random.default_rng(7)
+    p = rng.random((16, 16, 16)).astype(np.float32)
+    masks = (rng.random((16, 16, 16, 2)) < p[..., None]).astype(np.uint8)
+    for name, values in (("maps", np.stack([1 - p, p])), ("labels", masks)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "case.npy", values)
+    found = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels")
+    assert not found.failures
+    for i, facet in enumerate(found.facets.values()):
+        assert facet.statistics.label_sum[0, 1].sum() == masks[..., i].sum()
+
+
+@pytest.mark.parametrize(
+    ("maps", "labels", "message"),
+    [
+        ((2, 9, 8), (9, 8), "labels must have an axis of raters, as arrays (rater, x, y)"),
+        ((2, 9, 8, 7), (9, 8, 7), "labels are 9\N{MULTIPLICATION SIGN}8\N{MULTIPLICATION SIGN}7, probabilities 2"),
+        ((2, 9, 8), (3, 9, 9), "Save a channel for each rater."),
+        ((2, 9, 8), (1, 9, 8), "labels must have a channel for each rater; case.npy has one."),
+        ((2, 4, 4), (4, 4, 4), "labels of several raters must have axes of different lengths"),
+    ],
+)
+def test_labels_without_an_axis_of_raters_are_refused_with_the_layouts_that_are_read(tmp_path, maps, labels, message):
+    for name, values in (("maps", np.full(maps, 0.5, np.float32)), ("labels", np.zeros(labels, np.uint8))):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "case.npy", values)
+    found = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels")
+    assert message in found.failures[0].message
+
+
 def test_logits_regions_and_ignored_labels(study, tmp_path):
     _, cases = study
     (tmp_path / "logits").mkdir()

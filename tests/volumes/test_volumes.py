@@ -335,6 +335,17 @@ def test_region_labels_have_a_row_per_region(tmp_path, regions_last, extension):
     np.testing.assert_array_equal(probabilities, coded().reshape(3, -1)[:, labels[0]])
 
 
+@pytest.mark.parametrize("regions_last", [False, True])
+def test_regions_of_a_cube_are_on_the_axis_that_is_no_axis_of_space(tmp_path, regions_last):
+    """As many classes as regions: with reversed axes, each array could also be 6 classes of a grid of 6 x 6 x 2."""
+    regions = np.random.default_rng(0).integers(0, 2, (2, 6, 6, 6)).astype(np.uint8)
+    np.save(tmp_path / "label.npy", last(regions) if regions_last else regions)
+    np.save(tmp_path / "case.npy", regions.astype(np.float32))
+    probabilities, labels = gather(opened(tmp_path / "case.npy", tmp_path / "label.npy"))
+    assert labels.shape == (2, 216)
+    np.testing.assert_array_equal(probabilities, labels)
+
+
 # Orientation and grids
 
 

@@ -298,7 +298,7 @@ def open_case(files: CaseFiles, *, ignored: int | None = None) -> Case:
         predictions = [read_array(path, keys=PROBABILITY_KEYS) for path in files.predictions]
     except FileError as error:
         raise FileError(f"{files.name}: {error}") from error
-    label_view, views, grid = fit(files.name, label, predictions)
+    label_view, views, grid = fit(files.name, label, predictions, rater_channels=files.rater_channels)
     sources = [Source(view, stored) for view, stored in zip(views, predictions, strict=True)]
     labels = _drawn(files, Labels(label, label_view), predictions, views, ignored)
     return Case(files.name, Sources(with_full_scale(files.name, sources)), labels, grid)
@@ -352,7 +352,7 @@ def _open_mean(files: CaseFiles, label: StoredArray, ignored: int | None) -> Cas
     for member in members:
         if not member.predictions:
             raise FileError(f"every member must have a prediction of the case; {member.folder} has none. Predict it.")
-        fitted.append(_fit_member(files.name, label, member, peek=True))
+        fitted.append(_fit_member(files, label, member, peek=True))
     label_view, _, grid = fitted[0][1]
     numbers = [sum(len(view) for view in views) for _, (_, views, _) in fitted]
     for member, number, (_, (own, _, _)) in zip(members, numbers, fitted, strict=True):
@@ -369,7 +369,7 @@ def _open_mean(files: CaseFiles, label: StoredArray, ignored: int | None) -> Cas
             )
 
     def load(member: MemberFiles) -> list[Source]:
-        stored, (_, views, _) = _fit_member(files.name, label, member)
+        stored, (_, views, _) = _fit_member(files, label, member)
         return with_full_scale(_of(files.name, member), list(map(Source, views, stored)))
 
     doubts = tuple(sorted({doubt for _, (_, _, own) in fitted for doubt in own.doubts}))
@@ -380,14 +380,14 @@ def _open_mean(files: CaseFiles, label: StoredArray, ignored: int | None) -> Cas
 
 
 def _fit_member(
-    case: str, label: StoredArray, member: MemberFiles, *, peek: bool = False
+    files: CaseFiles, label: StoredArray, member: MemberFiles, *, peek: bool = False
 ) -> tuple[list[StoredArray], tuple[NDArray[Any], list[NDArray[Any]], Grid]]:
     """A member's arrays, and what `fit` says of them; what is wrong is told with its folder."""
     try:
         stored = [read_array(path, keys=PROBABILITY_KEYS, peek=peek) for path in member.predictions]
     except FileError as error:
         raise FileError(f"{member.folder}: {error}") from error
-    return stored, fit(_of(case, member), label, stored)
+    return stored, fit(_of(files.name, member), label, stored, rater_channels=files.rater_channels)
 
 
 def _of(case: str, member: MemberFiles) -> str:
@@ -398,7 +398,7 @@ def count_channels(files: CaseFiles) -> int:
     """Of the predictions of a case, from headers alone; `FileError` or `GridError` as by `open_case`."""
     label = read_array(files.label, keys=LABEL_KEYS, peek=True)
     stored = [read_array(path, keys=PROBABILITY_KEYS, peek=True) for path in files.predictions]
-    return sum(len(view) for view in fit(files.name, label, stored)[1])
+    return sum(len(view) for view in fit(files.name, label, stored, rater_channels=files.rater_channels)[1])
 
 
 def with_full_scale(case: str, sources: list[Source]) -> list[Source]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from nibabel.orientations import aff2axcodes, inv_ornt_aff
@@ -79,11 +79,12 @@ class Reading:
 
 
 def fit(
-    case: str, label: StoredArray, predictions: Sequence[StoredArray]
+    case: str, label: StoredArray, predictions: Sequence[StoredArray], *, rater_channels: bool = False
 ) -> tuple[NDArray[Any], list[NDArray[Any]], Grid]:
     """Views of labels (region, x, y, z) and of each prediction (class, x, y, z) on one grid, and that grid.
 
-    Several predictions are one class each. Of readings that fit equally, the first counts:
+    Several predictions are one class each. With `rater_channels`, labels have an axis of raters in the place of
+    regions. Of readings that fit equally, the first counts:
 
     - NIfTI: no class axis, classes last, classes first. Where shapes leave it open, voxel sizes and affine decide.
     - .npy and .npz: no class axis, classes first, classes last; then the same with the axes of space reversed.
@@ -92,23 +93,36 @@ def fit(
       (class, 1, y, x).
     - Pictures are (y, x): beside a file that says where its voxels lie, which is (x, y), their axes are reversed.
     """
-    label = whole(gray(case, label), predictions[0])
+    label = whole(label if rater_channels else gray(case, label), predictions[0])
     predictions = [whole(prediction, label) for prediction in predictions]
-    targets = _label_readings(label, last_first=predictions[0].geometry is not None)
+    alone, last_first = len(predictions) > 1, predictions[0].geometry is not None
+    if rater_channels:
+        targets = _rater_readings(case, label, last_first=last_first)
+    else:
+        targets = _label_readings(label, last_first=last_first)
+    fits: list[tuple[Reading, list[_Fitted]]] = []
     for target in targets:
-        fitting = [_first_fit(prediction, target, alone=len(predictions) > 1) for prediction in predictions]
+        fitting = [_first_fit(prediction, target, alone=alone) for prediction in predictions]
         found = [fitted for fitted in fitting if fitted is not None]
         if len(found) == len(fitting):
-            doubts = tuple(sorted({doubt for _, doubt in found if doubt is not None}))
-            grid = replace(target.grid(min(label.values.ndim, 3)), doubts=doubts)
-            return target.values, [view for view, _ in found], grid
+            fits.append((target, found))
+    if fits:
+        target, found = min(fits, key=_unlikeliness)
+        doubts = tuple(sorted({fitted.doubt for fitted in found if fitted.doubt is not None}))
+        return target.values, [fitted.view for fitted in found], replace(target.grid(target.axes), doubts=doubts)
+    if rater_channels and _squeeze(label).values.ndim <= 3:
+        raise GridError(
+            f"{case}: labels must have an axis of raters, as arrays (rater, x, y) or (rater, x, y, z) or images "
+            f"(x, y, z, rater), on the grid of the probabilities; labels are {_size(label)}, probabilities "
+            f"{_size(predictions[0])}. Save a channel for each rater."
+        )
     if not targets:
         raise GridError(
             f"{case}: labels must have 2 or 3 axes, and one of regions at most; got {_size(label)}."
             " Use label maps with one channel."
         )
     wrong = next(prediction for prediction, fitted in zip(predictions, fitting, strict=True) if fitted is None)
-    raise GridError(f"{case}: {_difference(wrong, targets[-1], alone=len(predictions) > 1)}")
+    raise GridError(f"{case}: {_difference(wrong, targets[0 if rater_channels else -1], alone=alone)}")
 
 
 def arrange(
@@ -195,6 +209,20 @@ def _label_readings(label: StoredArray, *, last_first: bool) -> list[Reading]:
     return readings[::-1] if last_first and label.geometry is None else readings
 
 
+def _rater_readings(case: str, label: StoredArray, *, last_first: bool) -> list[Reading]:
+    """Labels with an axis of raters, first or last; GridError if an array could have it in either place."""
+    shape = _squeeze(label).values.shape
+    if label.geometry is None and not label.picture and len(shape) > 2 and len(set(shape)) == 1:
+        raise GridError(
+            f"{case}: labels of several raters must have axes of different lengths, to tell that of the raters; they "
+            f"are {_size(label)}. Save NIfTI images (x, y, z, rater)."
+        )
+    readings = [each for each in _readings(label, reverse=False) if each.axes < len(shape)]
+    if label.picture:
+        return [each for each in readings if each.classes_first]
+    return readings[::-1] if last_first and label.geometry is None else readings
+
+
 def _readings(
     stored: StoredArray, *, reverse: bool, like_nnunet: bool = False, reversed_first: bool = False
 ) -> Iterator[Reading]:
@@ -278,18 +306,32 @@ def whole(stored: StoredArray, like: StoredArray) -> StoredArray:
     return stored
 
 
-def _first_fit(prediction: StoredArray, target: Reading, *, alone: bool) -> tuple[NDArray[Any], str | None] | None:
-    """The prediction on the target's grid, by the first reading that lies there, and what is doubtful about it.
+class _Fitted(NamedTuple):
+    """A prediction on the grid of a target, what is doubtful about it, and how many likelier readings do not fit."""
+
+    view: NDArray[Any]
+    doubt: str | None = None
+    rank: int = 0
+
+
+def _unlikeliness(fit: tuple[Reading, list[_Fitted]]) -> tuple[bool, int]:
+    """Return what a reading of labels and of predictions is compared by: an axis of one channel is the least likely."""
+    target, fitted = fit
+    return len(target.values) == 1, max(each.rank for each in fitted)
+
+
+def _first_fit(prediction: StoredArray, target: Reading, *, alone: bool) -> _Fitted | None:
+    """The prediction on the target's grid, by the first reading that lies there.
 
     `alone`: as a single class.
     """
     if prediction.turned and target.geometry is not None:
         view = _turn_back(prediction, target)
-        return None if view is None else (view, None)
-    for reading in _candidates(prediction, target, alone=alone):
+        return None if view is None else _Fitted(view)
+    for rank, reading in enumerate(_candidates(prediction, target, alone=alone)):
         view = _onto(reading, target)
         if view is not None:
-            return view, _doubt(reading, target)
+            return _Fitted(view, _doubt(reading, target), rank)
     return None
 
 
