@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from segcal._io.files import locked
-from segcal.calibrators import Temperature
+from segcal.calibrators import Temperature, load_calibrator
 from segcal.cli import app
 from segcal.errors import ConfigError, FileError
 from segcal.quality.applying import apply_quality
@@ -190,6 +190,23 @@ def test_regions_of_maps_and_of_the_run_agree(brats, tmp_path):
         assert done.exit_code == 0, done.output
         check_same_numbers(tmp_path / name, outcome.evaluation, tolerance=1e-6)
     assert run_cli("compare", tmp_path / "direct", tmp_path / "found", "--out", tmp_path / "both").exit_code == 0
+
+
+def test_logits_of_a_run_with_regions_can_be_calibrated(brats, tmp_path):
+    """With the temperature that their probabilities have, up to the rounding of these."""
+    run = load_run(brats)
+    labels = labels_of(run, "all", tmp_path / "labels")
+    found = []
+    for content in ("logits", "probabilities"):
+        predict(run, tmp_path / content, side="all", content=content)
+        options = ("--logits",) if content == "logits" else ()
+        done = run_cli(
+            "calibrate", "fit", tmp_path / content, labels, "--out", tmp_path / f"{content}.json",
+            "--method", "temperature", "--folds", 2, *options,
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        found.append(load_calibrator(tmp_path / f"{content}.json").temperature)
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
 def test_label_values_that_are_not_in_order_are_told_beside_the_maps(tmp_path):
