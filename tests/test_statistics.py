@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 import stat
+import zipfile
 
 import numpy as np
 import pytest
@@ -172,6 +173,21 @@ def test_no_damage_to_a_file_ends_in_anything_but_the_same_statistics_or_one_sen
         assert sentence.startswith(f"{path} must ")
         assert sentence.count(". ") == 1  # the remedy
         assert sentence.rstrip(".") + "." == sentence
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("name", ["header", "count"])
+def test_an_array_with_more_bytes_than_its_header_announces_is_rejected(two_cases, tmp_path, name, kind):
+    path = tmp_path / "case.npz"
+    two_cases.save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {member: archive.read(member) for member in archive.namelist()}
+    members[f"{name}.npy"] += b"more"
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        for member, content in members.items():
+            archive.writestr(member, content)
+    with pytest.raises(SegcalError, match=f"array '{name}' holds more than its header announces"):
+        BinStatistics.load(path)
 
 
 def write_foreign(kind: str, path) -> None:

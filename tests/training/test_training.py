@@ -316,6 +316,18 @@ def test_half_a_checkpoint_is_refused_by_its_name(whole, tmp_path, share):
         load_checkpoint(path)
 
 
+def test_a_checkpoint_with_a_flipped_bit_is_refused_by_its_name(whole, tmp_path):
+    content = (whole / "best.pt").read_bytes()
+    weights = max(
+        (value.numpy().tobytes() for value in load_checkpoint(whole / "best.pt")["network"].values()), key=len
+    )
+    place = content.index(weights) + len(weights) // 2
+    path = tmp_path / "best.pt"
+    path.write_bytes(content[:place] + bytes([content[place] ^ 64]) + content[place + 1 :])
+    with pytest.raises(FileError, match=r"best\.pt must be a checkpoint of a run; its part \S+ is damaged\. Train"):
+        load_checkpoint(path)
+
+
 def test_a_checkpoint_of_another_kind_is_refused_by_its_name(whole, root, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     shutil.copy(whole / "best.pt", tmp_path / "run" / "last.pt")

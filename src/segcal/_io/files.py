@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import uuid
 import zipfile
@@ -24,7 +25,7 @@ from numpy.lib import format as npy
 
 from segcal._io.parsing import parse_json
 from segcal._io.spool import Piece, Spool
-from segcal.errors import ConfigError, SegcalError
+from segcal.errors import ConfigError, FileError, SegcalError
 
 _MARK = re.compile(r"[0-9a-f]{32}")
 _STAGE, _WRITTEN = ".new-", ".written.json"
@@ -54,6 +55,20 @@ def writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise WriteError(error.errno or errno.EIO, error.strerror or str(error), os.fspath(path)) from error
+
+
+def reject_pipe(path: str | os.PathLike[str]) -> None:
+    """Raise FileError if a path is a pipe, a device or a socket: opening or reading it could wait forever.
+
+    Call it before opening a file that a user names. A missing file and a folder pass: opening them fails at once.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # opening the file will tell the reason
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise FileError(f"{path} must be a regular file; it is {kind}. Save its content as a file.")
 
 
 def make_folder(folder: Path) -> None:
@@ -272,13 +287,31 @@ def read_npz(
 
     def arrays(content: Any) -> dict[str, Any]:
         aside = {name: sizes for name, sizes in packed.items() if sizes in content.files}
-        found = {name: content[name] for name in content.files if name != "header" and name not in aside}
+        found: dict[str, Any] = {
+            name: _array(content, name) for name in content.files if name != "header" and name not in aside
+        }
         for name, sizes in aside.items():
-            with content.zip.open(f"{name}.npy") as member:
+            with _member(content, name) as member:
                 found[name] = _pieces(member, found[sizes])
         return found
 
     return _read(path, kinds, arrays)
+
+
+def _array(content: Any, name: str) -> np.ndarray[Any, Any]:
+    """An array of an .npz file."""
+    with _member(content, name) as member:
+        array: np.ndarray[Any, Any] = npy.read_array(member, allow_pickle=False)
+        return array
+
+
+@contextmanager
+def _member(content: Any, name: str) -> Iterator[IO[bytes]]:
+    """The file of an array in an .npz file, which must be read to its end: there zipfile compares the checksum."""
+    with content.zip.open(f"{name}.npy") as member:
+        yield member
+        if member.read(1):
+            raise ValueError(f"array {name!r} holds more than its header announces")
 
 
 def _pieces(member: IO[bytes], sizes: np.ndarray[Any, Any]) -> list[Piece]:
@@ -299,10 +332,11 @@ def _pieces(member: IO[bytes], sizes: np.ndarray[Any, Any]) -> list[Piece]:
 def _read(
     path: str | os.PathLike[str], kinds: tuple[str, ...], arrays: Callable[[Any], dict[str, np.ndarray[Any, Any]]]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    reject_pipe(path)
     with open(path, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as content:
-                header = parse_json(_text(content["header"]))
+                header = parse_json(_text(_array(content, "header")))
                 if header["format"] not in kinds:
                     raise ValueError(f"its format is {header['format']!r}")
                 return header, arrays(content)

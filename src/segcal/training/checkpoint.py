@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from segcal._io.files import WriteError, write_whole
+from segcal._io.files import WriteError, reject_pipe, write_whole
 from segcal.errors import FileError
 
 LAST, BEST = "last.pt", "best.pt"
@@ -35,10 +36,14 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a checkpoint; FileError where it is none."""
+    reject_pipe(path)
     try:
         with path.open("rb") as file:
             if file.read(4) != _ZIP:
                 raise ValueError("it is no archive")
+            with zipfile.ZipFile(file) as archive:  # torch does not compare the checksums
+                if damaged := archive.testzip():
+                    raise ValueError(f"its part {damaged} is damaged")
         content = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # whatever torch trips over in a broken file
         reason = str(error).split(".")[0].split("\n")[0] or type(error).__name__
