@@ -173,6 +173,26 @@ def test_a_segmentation_elsewhere_is_refused(tmp_path, volumes):
         measured(tmp_path / "m.nii.gz", seg)
 
 
+@pytest.mark.parametrize("kind", ["BINARY", "FRACTIONAL"])
+def test_pixels_of_another_size_than_the_header_announces_are_rejected(tmp_path, volumes, kind):
+    labels, parts = volumes
+    values = labels if kind == "BINARY" else (parts[..., 1:] / STEPS).astype(np.float32)
+    path = write(tmp_path / "a.dcm", values, kind, segments=2)
+    intact, data = path.read_bytes(), pydicom.dcmread(path)
+    pixels = data.PixelData
+    for content in (pixels[:-2], pixels + bytes(2), b""):
+        data.PixelData = content
+        data.save_as(path)
+        with pytest.raises(FileError, match=r"its header announces [\d,]+ bytes of pixels and it holds [\d,]+: broken"):
+            read_array(path)
+    with path.open("w+b", buffering=0) as file:
+        file.write(intact)
+        for length in reversed(range(0, len(intact), 61)):
+            file.truncate(length)
+            with pytest.raises(FileError):
+                read_array(path)
+
+
 def test_images_and_broken_files_are_refused(tmp_path):
     image = ct_slices()[0]
     image.file_meta.MediaStorageSOPClassUID, image.file_meta.MediaStorageSOPInstanceUID = (

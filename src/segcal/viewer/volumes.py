@@ -264,7 +264,7 @@ def _grid_of(files: Files) -> StoredArray:
     if isinstance(files, CaseFiles):
         return read_array(files.label, keys=LABEL_KEYS, peek=True)
     if files.reference is not None:
-        return read_array(files.reference, peek=True)
+        return read_array(files.reference)
     stored = read_array(files.predictions[0], keys=PROBABILITY_KEYS, peek=True)
     if len(files.predictions) == 1 and stored.geometry is not None and stored.values.ndim > 3:
         return replace(stored, values=stored.values[..., 0])

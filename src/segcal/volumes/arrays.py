@@ -1,8 +1,8 @@
 """Arrays as files store them: NIfTI (.nii, .nii.gz), .npy and .npz, opened without a second copy; others by name.
 
 What is not compressed is mapped and costs no memory until it is read. What is compressed is inflated once, into
-a buffer of exactly the size that its header announces. Nothing is ever unpickled. A file that cannot be read
-raises `FileError`, whatever is wrong with it.
+a buffer of exactly the size that its header announces. Streams are read to their end, where their checksum is. Nothing
+is ever unpickled. A file that cannot be read raises `FileError`, whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,32 @@ from nibabel.nifti2 import Nifti2Header
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from segcal._io.files import reject_pipe
 from segcal._io.parsing import parse_json
 from segcal.errors import FileError
 from segcal.volumes.dicom import read_segmentation
 from segcal.volumes.metaimage import read_metaimage
 from segcal.volumes.nrrd import read_nrrd
 from segcal.volumes.pictures import read_png, read_tiff
-from segcal.volumes.stored import MOST_INFLATION, byte_size, check_size, invertible, no_values, reading, refuse
+from segcal.volumes.stored import (
+    MOST_INFLATION,
+    byte_size,
+    check_exact_size,
+    check_size,
+    invertible,
+    no_values,
+    reading,
+    refuse,
+)
 from segcal.volumes.stored import Geometry as Geometry
 from segcal.volumes.stored import StoredArray as StoredArray
 
 try:
     from isal import igzip as gzip
+    from isal import isal_zlib as zlib
 except ImportError:  # slower, otherwise the same
     import gzip  # type: ignore[no-redef]
+    import zlib  # type: ignore[no-redef]
 
 NNUNET_KEYS = ("probabilities", "softmax")  # arrays with the axes (class, z, y, x)
 NIFTI = (".nii.gz", ".nii")
@@ -113,13 +125,16 @@ def _read_nifti(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     if offset < position:
         refuse(path, f"its voxels cannot begin at byte {offset}, within the header")
     size = byte_size(path, shape, dtype)
-    check_size(path, offset + size, compressed=compressed)
+    if compressed:
+        check_size(path, offset + size, compressed=True)
+    else:
+        check_exact_size(path, offset + size)
     mapping = None
     if peek:
         values = no_values(shape, dtype)
     elif compressed:
         _skip(stream, offset - position)
-        values = np.ndarray(shape, dtype, _inflate(stream, size), order="F")
+        values = np.ndarray(shape, dtype, _inflate(path, stream, size), order="F")
     else:
         mapping = _map(file)
         values = np.ndarray(shape, dtype, mapping, offset, order="F")
@@ -171,7 +186,7 @@ def _read_npy(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     shape, fortran, dtype = _npy_header(path, file)
     offset = file.tell()
     order: Literal["C", "F"] = "F" if fortran else "C"
-    check_size(path, offset + byte_size(path, shape, dtype), compressed=False)
+    check_exact_size(path, offset + byte_size(path, shape, dtype))
     if peek:
         return StoredArray(no_values(shape, dtype), order=order)
     mapping = _map(file)
@@ -191,7 +206,10 @@ def _npy_header(path: Path, stream: BinaryIO) -> tuple[tuple[int, ...], bool, np
 def _read_npz(path: Path, file: BinaryIO, keys: tuple[str, ...], peek: bool) -> StoredArray:
     """One member of the archive: mapped where it is stored plainly, inflated where it is compressed."""
     with zipfile.ZipFile(file) as archive:
-        member = _choose(path, archive.infolist(), keys)
+        members = archive.infolist()
+        for member in members:
+            archive.open(member).close()  # fails if the name beside the data is another than in the directory
+    member = _choose(path, members, keys)
     key = member.filename.removesuffix(".npy")
     if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         refuse(path, f"array {key!r} is encrypted or compressed in a way that numpy does not write")
@@ -199,6 +217,7 @@ def _read_npz(path: Path, file: BinaryIO, keys: tuple[str, ...], peek: bool) -> 
     name_length, extra_length = struct.unpack_from("<HH", file.read(30), 26)
     file.seek(name_length + extra_length, io.SEEK_CUR)
     deflated = member.compress_type == zipfile.ZIP_DEFLATED
+    start = file.tell()
     stream = _gunzip(_AsGzip(file, member)) if deflated else file
     shape, fortran, dtype = _npy_header(path, stream)
     size = byte_size(path, shape, dtype)
@@ -209,10 +228,13 @@ def _read_npz(path: Path, file: BinaryIO, keys: tuple[str, ...], peek: bool) -> 
     if peek:
         values = no_values(shape, dtype)
     elif deflated:
-        values = np.ndarray(shape, dtype, _inflate(stream, size), order=order)
+        values = np.ndarray(shape, dtype, _inflate(path, stream, size), order=order)
     else:
         offset, mapping = file.tell(), _map(file)
-        check_size(path, offset + size, compressed=False)
+        if offset + size != start + member.file_size:
+            refuse(path, f"array {key!r} announces {size:,} bytes and the archive holds another number: broken")
+        file.seek(start)
+        _check_crc(path, file, member)
         values = np.ndarray(shape, dtype, mapping, offset, order=order)
     turned = key in NNUNET_KEYS and _turned_by_nnunet(path)
     return StoredArray(values, key=key, order=order, mapping=mapping, turned=turned)
@@ -224,10 +246,14 @@ def _turned_by_nnunet(path: Path) -> bool:
     The label map beside the array is turned back; the array is not.
     """
     for folder in (path.parent, path.parent.parent.parent):
-        try:
-            plans = parse_json((folder / "plans.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        plans_file = folder / "plans.json"
+        reject_pipe(plans_file)
+        if not plans_file.is_file():
             continue
+        try:
+            plans = parse_json(plans_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise FileError(f"{plans_file} must be a JSON file that can be read; {error}. Correct the file.") from error
         return isinstance(plans, dict) and plans.get("image_reader_writer") == "NibabelIOWithReorient"
     return False
 
@@ -281,8 +307,17 @@ def gzip_into(file: BinaryIO) -> BinaryIO:
     return cast(BinaryIO, opener(filename="", mode="wb", compresslevel=1, fileobj=file, mtime=0))
 
 
-def _inflate(stream: BinaryIO, size: int) -> NDArray[np.uint8]:
-    """Exactly the next `size` bytes; where the stream ends there, its checksum is checked too."""
+def _check_crc(path: Path, file: BinaryIO, member: zipfile.ZipInfo) -> None:
+    """Compare the checksum of a member that is stored without compression, which begins where the file stands."""
+    crc = 0
+    for first in range(0, member.file_size, _PIECE_BYTES):
+        crc = zlib.crc32(file.read(min(_PIECE_BYTES, member.file_size - first)), crc)
+    if crc != member.CRC:
+        refuse(path, f"its member {member.filename} does not have the checksum in the archive: broken")
+
+
+def _inflate(path: Path, stream: BinaryIO, size: int) -> NDArray[np.uint8]:
+    """The rest of the stream, which must have `size` bytes and the checksum behind them."""
     buffer = np.empty(size, np.uint8)
     filled = 0
     while filled < size:
@@ -291,7 +326,8 @@ def _inflate(stream: BinaryIO, size: int) -> NDArray[np.uint8]:
             raise EOFError
         buffer[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
         filled += len(part)
-    stream.read(1)
+    if stream.read(1):  # reads the checksum if the stream ends here
+        refuse(path, f"its header announces {size:,} bytes of values and it holds more")
     return buffer
 
 

@@ -33,8 +33,12 @@ def read_segmentation(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     data = dicom.dcmread(io.BytesIO(file.read()))  # a file would be asked for the bytes that a broken length announces
     if data.get("SOPClassUID") not in _SEGMENTATIONS:
         refuse(path, "it must be a DICOM segmentation (SEG); it is another kind of object")
-    frames = int(data.NumberOfFrames) * int(data.Rows) * int(data.Columns)
-    check_size(path, frames * int(data.BitsAllocated) // 8, compressed=data.file_meta.TransferSyntaxUID.is_compressed)
+    compressed = data.file_meta.TransferSyntaxUID.is_compressed
+    size = -(-int(data.NumberOfFrames) * int(data.Rows) * int(data.Columns) * int(data.BitsAllocated) // 8)
+    check_size(path, size, compressed=compressed)
+    stored = len(data.PixelData or b"")
+    if not compressed and stored not in (size, size + size % 2):  # an even number, by the standard
+        refuse(path, f"its header announces {size:,} bytes of pixels and it holds {stored:,}: broken")
     seg = _opened(highdicom, data)
     geometry = seg.get_volume_geometry()
     if geometry is None:

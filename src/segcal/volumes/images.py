@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import nibabel
 import numpy as np
 from numpy.typing import NDArray
 
 from segcal.errors import ConfigError, FileError, GridError
-from segcal.volumes.arrays import NIFTI, StoredArray, read_array, stem_of
+from segcal.volumes.arrays import NIFTI, StoredArray, read_array, read_nifti_start, stem_of
 from segcal.volumes.grids import fit
 
 IMAGE_NAMES = ("{case}", "{case}_0000", "{case}_flair", "{case}_image", "{case}/imaging", "{case}/image")
@@ -43,10 +42,10 @@ class Place(NamedTuple):
 def place_of(path: Path) -> Place:
     """Where an image lies, from its header alone."""
     if path.name.lower().endswith(NIFTI):
-        header: Any = nibabel.load(path)
-        zooms = tuple(map(float, header.header.get_zooms()))
+        header, _, _ = read_nifti_start(path)
+        zooms = tuple(map(float, header.get_zooms()))
         voxel_ml = math.prod(zooms[:3]) / 1000 if len(zooms) >= 3 else math.nan
-        return Place(header.affine, (*zooms[:3], 1.0)[:3], voxel_ml)
+        return Place(header.get_best_affine(), (*zooms[:3], 1.0)[:3], voxel_ml)
     stored = read_array(path, peek=True)
     if stored.geometry is None:
         return Place(np.eye(4), (1.0, 1.0, 1.0), math.nan)

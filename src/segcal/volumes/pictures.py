@@ -3,7 +3,7 @@
 A palette means its indices, a transparency that is the same everywhere nothing. A picture of the two values 0 and 255
 (or 65535) is a mask: its slope makes them 0 and 1, for labels and probabilities alike. Tags on how to show a picture
 (turned, or with white as 0) are passed over: numbers count as they are stored. Sizes are checked before anything is
-decoded.
+decoded. Pillow accepts PNG images that are damaged or incomplete, so their checksums and sizes are compared here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 import math
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from isal import isal_zlib
 from numpy.typing import NDArray
 
 from segcal.volumes.stored import StoredArray, byte_size, check_size, needed, no_values, refuse
@@ -23,7 +25,10 @@ Array = NDArray[Any]
 
 _PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of color
+_INTERLACED = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""The passes of Adam7: first column and row, then the steps between columns and rows."""
 _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 3, 4, 6
+_PIECE_BYTES = 1 << 20
 _COMPRESSIONS = {1: 1, 5: 4096, 8: 1032, 32946: 1032, 32773: 128}  # none, LZW, deflate (two), PackBits: most inflation
 _RGB, _PALETTE_COLOR = 2, 3  # TIFF's photometric interpretations; 0 and 1 are gray
 _ALPHA = (1, 2)  # TIFF's extra samples that are a transparency
@@ -35,7 +40,7 @@ def read_png(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     start = file.read(29)
     if len(start) < 29 or not start.startswith(_PNG_START):
         refuse(path, "it does not begin as a PNG does")
-    width, height, depth, kind = struct.unpack(">IIBB", start[16:26])
+    width, height, depth, kind, _, _, interlaced = struct.unpack(">IIBBBBB", start[16:29])
     channels = _PNG_CHANNELS.get(kind)
     if channels is None or depth not in (1, 2, 4, 8, 16):
         refuse(path, f"its color type {kind} with {depth} bits does not exist")
@@ -46,27 +51,59 @@ def read_png(path: Path, file: BinaryIO, peek: bool) -> StoredArray:
     byte_size(path, shape, dtype)
     if peek:
         return StoredArray(no_values(shape, dtype), picture=True, color=len(shape) == 3)
-    _check_chunks(path, file)
+    _check_pixels(path, file, _png_size(width, height, depth * channels, interlaced=bool(interlaced)))
     values = _png_values(path, file, deep=depth == 16 and channels > 1)
     if values.shape != ((height, width) if channels == 1 else (height, width, channels)):
         refuse(path, f"it holds {values.shape} and announces {height} rows of {width} pixels")
     return _picture(path, values.astype(dtype, copy=False), alpha=alpha, palette=kind == _PALETTE)
 
 
-def _check_chunks(path: Path, file: BinaryIO) -> None:
-    """Refuse a file that ends before one of its parts does: whoever reads it would take memory for all of that."""
-    size, at = path.stat().st_size, len(_PNG_START) - 8
+def _png_size(width: int, height: int, pixel_bits: int, *, interlaced: bool) -> int:
+    """Return the number of bytes of all rows, each after the byte that names its filter.
+
+    >>> _png_size(5, 3, 8, interlaced=False), _png_size(5, 3, 8, interlaced=True)
+    (18, 22)
+    """
+    size = 0
+    for column, row, column_step, row_step in _INTERLACED if interlaced else ((0, 0, 1, 1),):
+        columns = -(-(width - column) // column_step)
+        rows = -(-(height - row) // row_step)
+        if columns > 0 and rows > 0:
+            size += rows * (1 + -(-columns * pixel_bits // 8))
+    return size
+
+
+def _check_pixels(path: Path, file: BinaryIO, announced: int) -> None:
+    """Compare all checksums of a PNG file, and the size of its pixels with the size that its header announces."""
+    inflater = isal_zlib.decompressobj()
+    size = 0
+    for kind, content in _chunks(path, file):
+        while kind == b"IDAT" and content and not inflater.eof and size <= announced:
+            size += len(inflater.decompress(content, _PIECE_BYTES))
+            content = inflater.unconsumed_tail
+    size += len(inflater.flush())
+    if size != announced or not inflater.eof:
+        refuse(path, f"its header announces {announced:,} bytes of pixels and it holds {size:,}: broken or cut off")
+    file.seek(0)
+
+
+def _chunks(path: Path, file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the name and the content of each chunk to the last one, IEND, and compare its checksum."""
+    left = path.stat().st_size
+    file.seek(8)  # the signature
     kind = b""
     while kind != b"IEND":
-        file.seek(at)
         start = file.read(8)
         if len(start) < 8:
             raise EOFError
         length, kind = struct.unpack(">I4s", start)
-        at += 12 + length
-        if at > size:
+        left -= 12 + length
+        if left < 8:
             raise EOFError
-    file.seek(0)
+        content, crc = file.read(length), file.read(4)
+        if isal_zlib.crc32(content, isal_zlib.crc32(kind)) != int.from_bytes(crc, "big"):
+            refuse(path, f"its part {kind.decode('latin-1')!r} does not have the checksum behind it: broken")
+        yield kind, content
 
 
 def _png_values(path: Path, file: BinaryIO, *, deep: bool) -> Array:
@@ -124,7 +161,12 @@ def _check_pages(path: Path, pages: list[Any]) -> Any:
         ends = [at + count for at, count in zip(page.dataoffsets, page.databytecounts, strict=True)]
         if not ends or min(page.databytecounts) < 1 or max(ends) > size:
             refuse(path, "its pixels lie beyond the end of the file: broken or cut off")
-        announced += math.prod(page.shape) * page.bitspersample // 8
+        parts, needed_bytes = math.prod(page.chunked), math.prod(page.shape) * page.bitspersample // 8
+        if len(ends) != parts:
+            refuse(path, f"its header announces {parts:,} strips or tiles and lists {len(ends):,}: broken")
+        if page.compression == 1 and sum(page.databytecounts) < needed_bytes:
+            refuse(path, f"its pixels need {needed_bytes:,} bytes and its strips have fewer: broken")
+        announced += needed_bytes
     if announced > size * most:
         refuse(path, f"its header announces {announced:,} bytes and the file has {size:,}: broken or cut off")
     return first

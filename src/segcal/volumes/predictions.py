@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from segcal.volumes.finding import PredictionFiles, places
 from segcal.volumes.grids import Grid, arrange, fit
 from segcal.volumes.pairing import is_array, is_picture
 from segcal.volumes.steps import StoredAs, in_steps
+from segcal.volumes.stored import no_values
 from segcal.volumes.writing import (
     FLOAT32,
     Form,
@@ -62,8 +64,8 @@ Change = Callable[[NDArray[Any]], NDArray[Any]]
 def open_prediction(files: PredictionFiles, *, classes: int | None = None) -> Prediction:
     """The prediction in these files; `ShapeError` where it has not as many `classes` as are asked for.
 
-    Only headers are read. Without `classes` the last axis of a NIfTI image of four, and the first of another array
-    is that of classes.
+    Of the predictions only headers are read. Without `classes` the last axis of a NIfTI image of four, and the first
+    of another array is that of classes.
     """
     if files.lacking:
         raise FileError(
@@ -71,11 +73,16 @@ def open_prediction(files: PredictionFiles, *, classes: int | None = None) -> Pr
         )
     with _naming(files.name):
         stored = [read_array(path, keys=PROBABILITY_KEYS, peek=True) for path in files.predictions]
-        reference = None if files.reference is None else read_array(files.reference, peek=True)
+        reference = None if files.reference is None else _without_values(read_array(files.reference))
         for path, array in zip(files.predictions, stored, strict=True):
             if array.key is not None:
                 refuse_objects(path)
     return Prediction(files, stored, reference, classes)
+
+
+def _without_values(stored: StoredArray) -> StoredArray:
+    """Release the values of an array; its file was read to the end, so that the header is what the checksum says."""
+    return replace(stored, values=no_values(stored.values.shape, stored.values.dtype), mapping=None)
 
 
 class Prediction:

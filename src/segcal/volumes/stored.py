@@ -131,7 +131,7 @@ def check_regular_file(path: Path) -> None:
 
 def _no_file(path: Path) -> str:
     if path.exists():
-        return "it is none"
+        return "it is a folder, a pipe or a device"
     return "it is a link to what does not exist" if path.is_symlink() else "it does not exist"
 
 
@@ -165,6 +165,14 @@ def check_size(path: Path, announced: int, *, compressed: bool) -> None:
     size = path.stat().st_size
     if announced > (size * MOST_INFLATION if compressed else size):
         refuse(path, f"its header announces {announced:,} bytes and the file has {size:,}: broken or cut off")
+
+
+def check_exact_size(path: Path, announced: int) -> None:
+    """Reject a file without compression that is not as long as its header announces."""
+    size = path.stat().st_size
+    if announced != size:
+        damage = "broken or cut off" if announced > size else "it has bytes that belong to no voxel"
+        refuse(path, f"its header announces {announced:,} bytes and the file has {size:,}: {damage}")
 
 
 def refuse(path: Path, reason: str) -> NoReturn:
