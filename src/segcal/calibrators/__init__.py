@@ -14,6 +14,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from segcal._io.files import reject_pipe
 from segcal._io.parsing import parse_json
 from segcal.calibrators.calibrator import FORMAT, Calibrator, FitReport
 from segcal.calibrators.curves import HistogramBinning, Isotonic
@@ -97,6 +98,7 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     ...     load_calibrator(f"{folder}/calibrator.json").temperature
     2.0
     """
+    reject_pipe(path)
     try:
         content = parse_json(Path(path).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:

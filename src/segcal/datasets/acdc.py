@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from segcal._io.files import reject_pipe
 from segcal.datasets.dataset import Dataset, Problem, Recipe
 from segcal.datasets.layout import find_root, nifti_files, pair, unlabelled, visible, wrong_layout
 from segcal.errors import FileError
@@ -96,6 +97,7 @@ def groups_of(dataset: Dataset) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 def read_info(path: Path) -> dict[str, str]:
     """What a file of lines such as "Group: DCM" says; nothing where it cannot be read."""
+    reject_pipe(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

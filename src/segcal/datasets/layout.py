@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from segcal._io.files import reject_pipe
 from segcal._io.parsing import parse_json
 from segcal.datasets.dataset import DataCase, Problem
 from segcal.errors import FileError
@@ -106,6 +107,7 @@ def unlabelled(
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; FileError where there is none."""
+    reject_pipe(path)
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from segcal._io.files import write_whole
+from segcal._io.files import reject_pipe, write_whole
 from segcal.datasets.dataset import Dataset
 from segcal.errors import ConfigError, check_seed
 
@@ -84,6 +84,7 @@ def read_split(path: str | os.PathLike[str], dataset: Dataset) -> Split:
     ConfigError names file and line where a case is unknown or named twice, or a patient is on two sides.
     """
     path = Path(path)
+    reject_pipe(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal._io.files import read_npz, write_npz, write_whole
+from segcal._io.files import read_npz, reject_pipe, write_npz, write_whole
 from segcal._io.words import counted
 from segcal.binning import Binning
 from segcal.decisions import DecisionSums, dice_of_sums
@@ -511,6 +511,7 @@ def named_path(source: str) -> tuple[str, Path]:
 
 
 def _existing(file: Path) -> Path:
+    reject_pipe(file)
     if not file.is_file():
         raise FileError(
             f"an evaluation must be a folder with evaluation.npz, or an .npz file; {file} does not exist."

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from segcal._io.files import reject_pipe
 from segcal._io.words import counted, listed
 from segcal.errors import ConfigError, FileError, check_seed, distinct
 from segcal.evaluation.columns import Label, scope_of
@@ -176,6 +177,7 @@ def read_groups(path: str | os.PathLike[str], cases: Sequence[str], *, patients:
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+    reject_pipe(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [[cell.strip() for cell in line] for line in csv.reader(file)]

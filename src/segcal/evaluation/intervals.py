@@ -19,6 +19,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from segcal._io.files import reject_pipe
 from segcal.errors import ConfigError, FileError, check_seed
 from segcal.statistics import BinStatistics
 
@@ -65,6 +66,7 @@ def patients_of(cases: Sequence[str], rule: str | None = None) -> tuple[str, ...
 
 
 def _read_patients(path: Path) -> dict[str, str]:
+    reject_pipe(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))

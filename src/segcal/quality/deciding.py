@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal import __version__
-from segcal._io.files import csv_text, stay_outside, write_whole
+from segcal._io.files import csv_text, reject_pipe, stay_outside, write_whole
 from segcal._io.jobs import (
     Executor,
     Failure,
@@ -180,6 +180,7 @@ def read_rule(rule: str | os.PathLike[str]) -> Rule:
             )
         return Rule("threshold", threshold)
     path = Path(text)
+    reject_pipe(path)
     if not path.is_file():
         raise ConfigError(
             f"the rule must be argmax, dice, threshold=T, or a file that `segcal quality fit` wrote; {text!r} is none."

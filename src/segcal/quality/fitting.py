@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal import __version__
-from segcal._io.files import write_whole
+from segcal._io.files import reject_pipe, write_whole
 from segcal._io.parsing import parse_json
 from segcal.calibrators import load_calibrator
 from segcal.errors import ConfigError, FileError, check_seed
@@ -225,6 +225,7 @@ def load_quality(path: str | os.PathLike[str]) -> Quality:
     segcal.errors.FileError: setup.cfg must be a file that `segcal quality fit` wrote; it does not exist. Run ...
     """
     path = Path(path)
+    reject_pipe(path)
     if not path.is_file():
         raise FileError(
             f"{path} must be a file that `segcal quality fit` wrote; it does not exist. Run `segcal quality fit` first."

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from segcal._io.files import HeldError, locked, make_folder, write_whole
+from segcal._io.files import HeldError, locked, make_folder, reject_pipe, write_whole
 from segcal._io.jobs import stamp
 from segcal.errors import ConfigError, FileError
 
@@ -82,6 +82,7 @@ def read_decisions(path: str | os.PathLike[str]) -> list[ReviewDecision]:
     '=fine'
     """
     path = Path(path)
+    reject_pipe(path)
     try:
         text = path.read_bytes().decode().removeprefix("\ufeff")
     except FileNotFoundError:

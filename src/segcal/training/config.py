@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from segcal._io.files import write_whole
+from segcal._io.files import reject_pipe, write_whole
 from segcal._io.parsing import parse_setting, parse_toml
 from segcal.binning import MOST_BINS, Binning, Kernel
 from segcal.datasets import Dataset
@@ -311,7 +311,10 @@ def make_config(
     An unknown key or a wrong value is a ConfigError that names it.
     """
     one_of("preset", preset, tuple(PRESETS))
-    content = {} if file is None else read_toml(Path(file))
+    content: dict[str, Any] = {}
+    if file is not None:
+        reject_pipe(file)
+        content = read_toml(Path(file))
     name = method or content.get("method", "dice-ce")
     one_of("method", name, tuple(METHODS))
     loss = {"method": name, "loss": METHODS[name]}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from segcal import __version__
-from segcal._io.files import new_file
+from segcal._io.files import new_file, reject_pipe
 from segcal._io.jobs import Executor, MapJob, Maps, in_turn, key_of, make_maps, stamp, unchanged
 from segcal._io.parsing import parse_json
 from segcal.calibrators import Calibrator
@@ -204,6 +204,7 @@ def remember(folder: Path, dataset: Dataset) -> None:
 
 
 def _remembered(folder: Path, config: RunConfig) -> Dataset:
+    reject_pipe(folder / CLASSES)
     try:
         known = parse_json((folder / CLASSES).read_text(encoding="utf-8"))
         channels, classes, values = (tuple(known[name]) for name in ("channels", "classes", "values"))

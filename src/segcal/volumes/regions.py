@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from segcal._io.files import reject_pipe
 from segcal._io.parsing import parse_json, parse_toml
 from segcal.errors import ConfigError, distinct
 
@@ -194,6 +195,7 @@ def _labels_in(source: ClassNames) -> Any:
         return list(source)
     path = Path(source)
     if path.suffix == ".json":
+        reject_pipe(path)
         try:
             return parse_json(path.read_text(encoding="utf-8")).get("labels")
         except (OSError, ValueError, AttributeError) as error:
@@ -214,6 +216,7 @@ def label_members(labels: Any) -> dict[str, tuple[int, ...]] | None:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    reject_pipe(path)
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
