@@ -372,12 +372,12 @@ def test_a_step_that_fails_is_not_skipped(folder, monkeypatch, step, function):
     with monkeypatch.context() as patch:
         patch.setattr(work, function, fail("the step must work; it does not."))
         done = run(*arguments, "--json")
-        found = audit_predictions(folder / "P", folder / "L", folder / "new", cases=0)
+        audit = audit_predictions(folder / "P", folder / "L", folder / "new", cases=0)
     assert done.exit_code == 1
     assert f"{step} failed: the step must work; it does not." in text(done)
-    told = json.loads(done.stdout)
-    assert (told["skipped"], told["failed"]) == ({}, {step: "the step must work; it does not."})
-    assert (found.skipped, found.failed) == (told["skipped"], told["failed"])
+    content = json.loads(done.stdout)
+    assert (content["skipped"], content["failed"]) == ({}, {step: "the step must work; it does not."})
+    assert (audit.skipped, audit.failed) == (content["skipped"], content["failed"])
     assert f"The step `{step}` failed: the step must work" in (folder / "new" / "NEXT.md").read_text()
     assert (folder / "new" / "report.html").exists()
     assert (folder / "new" / "quality.json").exists() == (step == "calibrate")

@@ -423,11 +423,11 @@ def test_regions_before_and_after_a_fit_are_those_of_the_maps(tmp_path, method):
             source = nibabel.load(tmp_path / "logits" / f"{case}.nii.gz").get_fdata(dtype=np.float32)
             new = calibrator.transform(torch.from_numpy(np.moveaxis(source, -1, 0))).numpy()
             save(tmp_path / "maps" / f"{case}.nii.gz", np.moveaxis(new, 0, -1))
-    for maps, found in (("logits", fitted.before), ("maps", fitted.after)):
+    for maps, evaluation in (("logits", fitted.before), ("maps", fitted.after)):
         expected = evaluate(tmp_path / maps, paths[1], tmp_path / f"{maps}-out", options=options).evaluation
-        assert expected.cases == found.cases
+        assert expected.cases == evaluation.cases
         for name, values in expected.case_values().items():
-            torch.testing.assert_close(found.case_values()[name], values, rtol=1e-6, atol=1e-9, equal_nan=True)
+            torch.testing.assert_close(evaluation.case_values()[name], values, rtol=1e-6, atol=1e-9, equal_nan=True)
 
 
 def test_calibrated_logits_are_measured_in_regions_as_through_the_calibrator(tmp_path):
@@ -435,13 +435,13 @@ def test_calibrated_logits_are_measured_in_regions_as_through_the_calibrator(tmp
     assert fit(tmp_path, "--logits", "--regions", "kits", "--folds", "0", kind="logits").exit_code == 0
     assert apply(tmp_path, "--logits", kind="logits").exit_code == 0
     options = ReadOptions(logits=True, regions="kits")
-    through = evaluate(
+    direct = evaluate(
         tmp_path / "logits", tmp_path / "labels", tmp_path / "a", options=options, calibrator=tmp_path / "c.json"
     ).evaluation
     written = evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "b", options=options).evaluation
     plain = evaluate(tmp_path / "logits", tmp_path / "labels", tmp_path / "p", options=options).evaluation
     for metric in ("ace", "nll"):
-        one, other, before = (each.case_values()[None, metric] for each in (through, written, plain))
+        one, other, before = (evaluation.case_values()[None, metric] for evaluation in (direct, written, plain))
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
         assert (one < before).all()
 

@@ -142,7 +142,7 @@ MASKS = {"a": [1, 1, 1, 1, 0, 0, 0, 0], "b": [0, 0, 1, 1, 1, 0, 0, 0], "c": [0] 
 
 
 @pytest.mark.parametrize(
-    ("raters", "decision", "between", "each"),
+    ("raters", "decision", "between", "dices"),
     [
         ("ab", [0, 1, 1, 0, 0, 0, 0, 0], 4 / 7, [2 / 3, 2 / 5]),  # 2 voxels in common of 4 + 3; 2 of 6, 1 of 5
         ("abc", [0, 1, 1, 0, 0, 0, 0, 0], 4 / 7 / 3, [2 / 3, 2 / 5, 0]),
@@ -153,16 +153,16 @@ MASKS = {"a": [1, 1, 1, 1, 0, 0, 0, 0], "b": [0, 0, 1, 1, 1, 0, 0, 0], "c": [0] 
         ("ac", [0] * 8, 0, [0]),
     ],
 )
-def test_dice_of_an_empty_mask_is_0_and_of_two_left_out_in_any_order(raters, decision, between, each):
+def test_dice_of_an_empty_mask_is_0_and_of_two_left_out_in_any_order(raters, decision, between, dices):
     values = np.array([np.subtract(1, decision), decision], np.float32)
     for order in itertools.permutations(raters):
         sums = RaterSums(order, Options(), threads=1)
         total = sums.slab(values, np.array([MASKS[rater] for rater in order], np.uint8), None).sums
-        found = numbers_of_votes(sums.of_case(total)[2])
-        spread = np.std(each, ddof=1) if len(each) > 1 else math.nan
-        expected = {"dice_between": between, "dice_each": np.mean(each) if each else math.nan, "dice_spread": spread}
+        result = numbers_of_votes(sums.of_case(total)[2])
+        spread = np.std(dices, ddof=1) if len(dices) > 1 else math.nan
+        expected = {"dice_between": between, "dice_each": np.mean(dices) if dices else math.nan, "dice_spread": spread}
         for metric, value in expected.items():
-            assert found[metric][1] == pytest.approx(value, abs=1e-12, nan_ok=True), (order, metric)
+            assert result[metric][1] == pytest.approx(value, abs=1e-12, nan_ok=True), (order, metric)
 
 
 @given(st.data())
@@ -179,15 +179,15 @@ def test_numbers_of_votes_do_not_depend_on_the_order_of_raters(data):
     def measure(order):
         sums = RaterSums([f"rater {i}" for i in order], Options(ignore_index=9), threads=1)
         total = sums.slab(values, labels[list(order)], None).sums
-        mean, own, votes = sums.of_case(total)
-        found = numbers_of_votes(votes) | floor_errors(floor_sums(votes, 20))
-        found |= {name: getattr(mean, name) for name in ("bins", "overlap", "scores", "joint")}
-        found["ged_thresholds"] = nested_distance(votes, [sums.bins for sums in own.values()])
-        return found
+        mean, per_rater, votes = sums.of_case(total)
+        result = numbers_of_votes(votes) | floor_errors(floor_sums(votes, 20))
+        result |= {name: getattr(mean, name) for name in ("bins", "overlap", "scores", "joint")}
+        result["ged_thresholds"] = nested_distance(votes, [sums.bins for sums in per_rater.values()])
+        return result
 
-    expected, found = measure(range(number)), measure(data.draw(st.permutations(range(number))))
+    expected, result = measure(range(number)), measure(data.draw(st.permutations(range(number))))
     for metric, value in expected.items():
-        np.testing.assert_allclose(found[metric], value, rtol=1e-9, atol=1e-9, err_msg=metric)
+        np.testing.assert_allclose(result[metric], value, rtol=1e-9, atol=1e-9, err_msg=metric)
 
 
 def test_results_do_not_depend_on_the_order_of_rater_folders(study, tmp_path):
@@ -196,17 +196,17 @@ def test_results_do_not_depend_on_the_order_of_rater_folders(study, tmp_path):
     for rater in RATERS:
         shutil.copytree(folder / rater, tmp_path / rater)
     np.save(tmp_path / "ben" / "case_0.npy", np.zeros(SHAPE, np.uint8))
-    found = []
+    tables = []
     for i, order in enumerate(itertools.permutations(RATERS)):
         segcal.evaluate(folder / "maps", [tmp_path / rater for rater in order], tmp_path / f"out-{i}")
-        found.append({})
+        tables.append({})
         for name in ("cases.csv", "summary.csv", "raters.csv", "raters_summary.csv"):
             with (tmp_path / f"out-{i}" / name).open() as file:
                 for row in csv.DictReader(file):
-                    found[i][name, *(text for key, text in row.items() if key not in NUMBERS)] = row["value"]
-    for other in found[1:]:
-        assert other.keys() == found[0].keys()
-        for key, value in found[0].items():
+                    tables[i][name, *(text for key, text in row.items() if key not in NUMBERS)] = row["value"]
+    for other in tables[1:]:
+        assert other.keys() == tables[0].keys()
+        for key, value in tables[0].items():
             assert float(other[key]) == pytest.approx(float(value), rel=1e-9, abs=1e-12, nan_ok=True), key
 
 
@@ -221,10 +221,10 @@ def test_a_dataset_json_beside_the_labels_of_any_rater_names_classes_and_the_ign
     described = {"labels": {"background": 0, "liver": 1, "tumor": 2, "ignore": 3}}
     (tmp_path / "anna" / "dataset.json").write_text(json.dumps(described))
     labels = [tmp_path / rater / "labels" for rater in order]
-    found = segcal.evaluate(folder / "maps", labels, tmp_path / "out")
-    assert not found.failures
-    assert found.evaluation.classes == ("background", "liver", "tumor")
-    assert found.evaluation.statistics.count[0, 0].sum() == (hidden != 3).sum()
+    result = segcal.evaluate(folder / "maps", labels, tmp_path / "out")
+    assert not result.failures
+    assert result.evaluation.classes == ("background", "liver", "tumor")
+    assert result.evaluation.statistics.count[0, 0].sum() == (hidden != 3).sum()
     described["labels"]["tumor"], described["labels"]["liver"] = 1, 2
     (tmp_path / "ben" / "labels" / "dataset.json").write_text(json.dumps(described))
     with pytest.raises(segcal.ConfigError, match="raters must have the same class names and ignored label"):
@@ -407,8 +407,8 @@ def flat(tmp_path_factory):
         np.save(folder / "maps" / f"{case}.npy", cases[case][0])
         for rater, mask in zip(("anna", "ben"), masks, strict=True):
             np.save(folder / rater / f"{case}.npy", mask)
-    found = segcal.evaluate(folder / "maps", [folder / "anna", folder / "ben"], folder / "out")
-    return cases, found.evaluation
+    result = segcal.evaluate(folder / "maps", [folder / "anna", folder / "ben"], folder / "out")
+    return cases, result.evaluation
 
 
 def write_nifti(path, values):
@@ -460,13 +460,13 @@ def test_raters_of_2d_images_can_be_channels(flat, tmp_path, maps, labels):
         for case, arrays in cases.items():
             WRITERS[form](tmp_path / name / case, LAYOUTS[layout](arrays[which]))
     options = segcal.ReadOptions(class_names=["background", "nodule"])
-    found = segcal.evaluate(
+    result = segcal.evaluate(
         tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels", options=options
     )
-    assert not found.failures
-    assert list(found.facets) == ["raters/rater 1", "raters/rater 2"]
+    assert not result.failures
+    assert list(result.facets) == ["raters/rater 1", "raters/rater 2"]
     for name in ("count", "confidence_sum", "label_sum"):
-        np.testing.assert_array_equal(getattr(found.evaluation.statistics, name), getattr(expected.statistics, name))
+        np.testing.assert_array_equal(getattr(result.evaluation.statistics, name), getattr(expected.statistics, name))
 
 
 def test_colors_of_a_picture_can_be_the_masks_of_raters(tmp_path):
@@ -476,9 +476,9 @@ def test_colors_of_a_picture_can_be_the_masks_of_raters(tmp_path):
     for name, values in (("maps", p), ("labels", (masks * 255).astype(np.uint8))):
         (tmp_path / name).mkdir()
         Image.fromarray(values).save(tmp_path / name / "case.png")
-    found = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels")
-    assert not found.failures
-    for i, facet in enumerate(found.facets.values()):
+    result = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels")
+    assert not result.failures
+    for i, facet in enumerate(result.facets.values()):
         assert facet.statistics.label_sum.sum() == masks[..., i].sum()
 
 
@@ -488,11 +488,11 @@ def test_members_of_2d_images_with_raters_as_channels(flat, tmp_path):
         (tmp_path / name).mkdir()
         for case, arrays in cases.items():
             np.save(tmp_path / name / f"{case}.npy", arrays[name == "labels"])
-    found = segcal.evaluate(
+    result = segcal.evaluate(
         tmp_path / "maps", tmp_path / "labels", tmp_path / "out", members=[tmp_path / "more"], raters_from="channels"
     )
-    assert not found.failures
-    np.testing.assert_array_equal(found.evaluation.statistics.label_sum, expected.statistics.label_sum)
+    assert not result.failures
+    np.testing.assert_array_equal(result.evaluation.statistics.label_sum, expected.statistics.label_sum)
 
 
 def test_cubic_volumes_with_raters_on_the_last_axis(tmp_path):
@@ -503,9 +503,9 @@ def test_cubic_volumes_with_raters_on_the_last_axis(tmp_path):
     for name, values in (("maps", np.stack([1 - p, p])), ("labels", masks)):
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / "case.npy", values)
-    found = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels")
-    assert not found.failures
-    for i, facet in enumerate(found.facets.values()):
+    result = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels")
+    assert not result.failures
+    for i, facet in enumerate(result.facets.values()):
         assert facet.statistics.label_sum[0, 1].sum() == masks[..., i].sum()
 
 
@@ -523,8 +523,8 @@ def test_labels_without_an_axis_of_raters_are_refused_with_the_layouts_that_are_
     for name, values in (("maps", np.full(maps, 0.5, np.float32)), ("labels", np.zeros(labels, np.uint8))):
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / "case.npy", values)
-    found = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels")
-    assert message in found.failures[0].message
+    result = segcal.evaluate(tmp_path / "maps", tmp_path / "labels", tmp_path / "out", raters_from="channels")
+    assert message in result.failures[0].message
 
 
 def test_logits_regions_and_ignored_labels(study, tmp_path):
@@ -608,17 +608,17 @@ def test_raters_have_different_names_whatever_their_folders_are_called(study, tm
     folder, cases = study
     for rater, place in zip(RATERS, folders, strict=False):
         shutil.copytree(folder / rater, tmp_path / place)
-    found = segcal.evaluate(folder / "maps", [tmp_path / place for place in folders], tmp_path / "out")
+    result = segcal.evaluate(folder / "maps", [tmp_path / place for place in folders], tmp_path / "out")
     names = [name.format(root=tmp_path.name) for name in names]
-    assert sorted(found.facets) == sorted(f"raters/{name}" for name in names)
+    assert sorted(result.facets) == sorted(f"raters/{name}" for name in names)
     assert {path.name for path in (tmp_path / "out" / "raters").iterdir()} == set(names)
     for rater, name in zip(RATERS, names, strict=False):
-        assert found.facets[f"raters/{name}"].cases == tuple(case for case in cases if rater in cases[case][1])
+        assert result.facets[f"raters/{name}"].cases == tuple(case for case in cases if rater in cases[case][1])
     maps, raters = cases["case_0"]
     cells = np.minimum((maps[1] * 20).astype(int), 19)
     soft = np.mean([raters[rater] == 1 for rater in RATERS[: len(folders)]], 0)
     gaps = [abs((maps[1].astype(float) - soft)[cells == b].mean()) for b in np.unique(cells)]
-    assert found.evaluation.case_metrics()["ace"][0, 1].item() == pytest.approx(np.mean(gaps), rel=1e-6)
+    assert result.evaluation.case_metrics()["ace"][0, 1].item() == pytest.approx(np.mean(gaps), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -663,8 +663,8 @@ def test_one_folder_under_two_paths_is_one_rater_and_is_refused(study, tmp_path,
         ):
             with pytest.raises(segcal.ConfigError, match="ben came twice"):
                 segcal.evaluate(*arguments[:2], tmp_path / "out", members=arguments[2])
-    found = segcal.evaluate("../maps", [".", "../ben/"], tmp_path / "out")
-    assert list(found.facets) == ["raters/anna", "raters/ben"]
+    result = segcal.evaluate("../maps", [".", "../ben/"], tmp_path / "out")
+    assert list(result.facets) == ["raters/anna", "raters/ben"]
 
 
 def test_links_of_one_name_to_different_folders_are_different_raters(study, tmp_path):
@@ -682,8 +682,8 @@ def test_every_file_of_a_case_has_its_stamp(study, tmp_path):
     shutil.copytree(folder / "anna", tmp_path / "a" / "x" / "labels")
     shutil.copytree(folder / "ben", tmp_path / "b" / "x" / "labels")
     labels = [tmp_path / rater / "x" / "labels" for rater in "ab"]
-    found = segcal.evaluate(folder / "maps", labels, tmp_path / "out").evaluation
-    assert list(found.provenance["files"]["case_0"]) == ["case_0.npy", "labels/case_0.npy", "x/labels/case_0.npy"]
+    result = segcal.evaluate(folder / "maps", labels, tmp_path / "out").evaluation
+    assert list(result.provenance["files"]["case_0"]) == ["case_0.npy", "labels/case_0.npy", "x/labels/case_0.npy"]
 
 
 @pytest.mark.parametrize(

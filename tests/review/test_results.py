@@ -125,11 +125,11 @@ def test_results_with_the_same_name_are_all_shown(tmp_path):
     queue = {"queue": [], "failures": [], "provenance": {}}
     for name in ("x", "x, queue"):
         (tmp_path / name / "queue.json").write_text(json.dumps(queue))
-    found = find_results(tmp_path)
-    assert {result.file.relative_to(tmp_path).as_posix() for result in found} == {
+    results = find_results(tmp_path)
+    assert {result.file.relative_to(tmp_path).as_posix() for result in results} == {
         "x/evaluation.npz", "x/queue.json", "x, queue/queue.json",
     }  # fmt: skip
-    assert len({result.name for result in found}) == 3
+    assert len({result.name for result in results}) == 3
 
 
 def test_a_folder_without_results_and_a_broken_file_are_refused(tmp_path):

@@ -196,7 +196,7 @@ def test_logits_of_a_run_with_regions_can_be_calibrated(brats, tmp_path):
     """With the temperature that their probabilities have, up to the rounding of these."""
     run = load_run(brats)
     labels = labels_of(run, "all", tmp_path / "labels")
-    found = []
+    temperatures = []
     for content in ("logits", "probabilities"):
         predict(run, tmp_path / content, side="all", content=content)
         options = ("--logits",) if content == "logits" else ()
@@ -205,8 +205,8 @@ def test_logits_of_a_run_with_regions_can_be_calibrated(brats, tmp_path):
             "--method", "temperature", "--folds", 2, *options,
         )  # fmt: skip
         assert done.exit_code == 0, done.output
-        found.append(load_calibrator(tmp_path / f"{content}.json").temperature)
-    assert found[0] == pytest.approx(found[1], rel=1e-3)
+        temperatures.append(load_calibrator(tmp_path / f"{content}.json").temperature)
+    assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-3)
 
 
 def test_label_values_that_are_not_in_order_are_told_beside_the_maps(tmp_path):

@@ -270,11 +270,11 @@ def _rater_names(folders: Sequence[Path]) -> list[str]:
     """
     parts = [[_UNPORTABLE.sub("_", part) for part in folder.resolve().parts] for folder in folders]
     for depth in range(1, max(map(len, parts)) + 1):
-        names = ["-".join(each[-depth:]) for each in parts]
+        names = ["-".join(levels[-depth:]) for levels in parts]
         distinct = {unicodedata.normalize("NFC", name.casefold()) for name in names}  # as file systems may compare
         if len(distinct) == len(names) and max(len(name.encode()) for name in names) <= _MOST_BYTES:
             return names
-    return [f"{each[-1][:50]}-{i}" for i, each in enumerate(parts, 1)]
+    return [f"{levels[-1][:50]}-{i}" for i, levels in enumerate(parts, 1)]
 
 
 def _paired(predictions: Path, labels: Path) -> Pairing:

@@ -103,13 +103,13 @@ def fit(
     fits: list[tuple[Reading, list[_Fitted]]] = []
     for target in targets:
         fitting = [_first_fit(prediction, target, alone=alone) for prediction in predictions]
-        found = [fitted for fitted in fitting if fitted is not None]
-        if len(found) == len(fitting):
-            fits.append((target, found))
+        fitted = [one for one in fitting if one is not None]
+        if len(fitted) == len(fitting):
+            fits.append((target, fitted))
     if fits:
-        target, found = min(fits, key=_unlikeliness)
-        doubts = tuple(sorted({fitted.doubt for fitted in found if fitted.doubt is not None}))
-        return target.values, [fitted.view for fitted in found], replace(target.grid(target.axes), doubts=doubts)
+        target, fitted = min(fits, key=_unlikeliness)
+        doubts = tuple(sorted({one.doubt for one in fitted if one.doubt is not None}))
+        return target.values, [one.view for one in fitted], replace(target.grid(target.axes), doubts=doubts)
     if rater_channels and _squeeze(label).values.ndim <= 3:
         raise GridError(
             f"{case}: labels must have an axis of raters, as arrays (rater, x, y) or (rater, x, y, z) or images "
@@ -121,7 +121,7 @@ def fit(
             f"{case}: labels must have 2 or 3 axes, and one of regions at most; got {_size(label)}."
             " Use label maps with one channel."
         )
-    wrong = next(prediction for prediction, fitted in zip(predictions, fitting, strict=True) if fitted is None)
+    wrong = next(prediction for prediction, one in zip(predictions, fitting, strict=True) if one is None)
     raise GridError(f"{case}: {_difference(wrong, targets[0 if rater_channels else -1], alone=alone)}")
 
 
@@ -217,9 +217,9 @@ def _rater_readings(case: str, label: StoredArray, *, last_first: bool) -> list[
             f"{case}: labels of several raters must have axes of different lengths, to tell that of the raters; they "
             f"are {_size(label)}. Save NIfTI images (x, y, z, rater)."
         )
-    readings = [each for each in _readings(label, reverse=False) if each.axes < len(shape)]
+    readings = [reading for reading in _readings(label, reverse=False) if reading.axes < len(shape)]
     if label.picture:
-        return [each for each in readings if each.classes_first]
+        return [reading for reading in readings if reading.classes_first]
     return readings[::-1] if last_first and label.geometry is None else readings
 
 
@@ -317,7 +317,7 @@ class _Fitted(NamedTuple):
 def _unlikeliness(fit: tuple[Reading, list[_Fitted]]) -> tuple[bool, int]:
     """Return what a reading of labels and of predictions is compared by: an axis of one channel is the least likely."""
     target, fitted = fit
-    return len(target.values) == 1, max(each.rank for each in fitted)
+    return len(target.values) == 1, max(one.rank for one in fitted)
 
 
 def _first_fit(prediction: StoredArray, target: Reading, *, alone: bool) -> _Fitted | None:
