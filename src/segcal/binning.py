@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from segcal.errors import ConfigError, is_number, one_of
+from segcal.errors import ConfigError, check_integer, is_number, one_of
 
 Kernel = Literal["hard", "triangular", "gaussian", "bspline"]
 MOST_BINS = 100_000  # a float32 times this is still exact in float64
@@ -75,8 +75,7 @@ class Binning:
     equal_mass_above: float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.bins, bool) or not isinstance(self.bins, int) or not 1 <= self.bins <= MOST_BINS:
-            raise ConfigError(f"bins must be a whole number from 1 to {MOST_BINS}; got {self.bins!r}.")
+        object.__setattr__(self, "bins", check_integer("bins", self.bins, most=MOST_BINS))
         hint = "The paper's soft binning is kernel='triangular'." if str(self.kernel) == "soft" else ""
         one_of("kernel", self.kernel, get_args(Kernel), hint=hint)
         one_of("closed", self.closed, ("left", "right"))

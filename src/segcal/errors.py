@@ -114,15 +114,26 @@ def is_number(value: object) -> bool:
         return False
 
 
+def check_integer(name: str, value: object, *, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number, of Python or of numpy, as an int; ConfigError for anything else or out of range.
+
+    >>> check_integer("bins", 20)
+    20
+    """
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if number is None or number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name} must be a whole number {limits}; got {value!r}.")
+    return number
+
+
 def check_seed(seed: int) -> int:
     """The seed of random numbers; ConfigError unless it is a whole number that every generator takes.
 
     >>> check_seed(3)
     3
     """
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < LARGEST_SEED:
-        raise ConfigError(f"seed must be a whole number from 0 to {LARGEST_SEED - 1}; got {seed!r}.")
-    return int(seed)
+    return check_integer("seed", seed, least=0, most=LARGEST_SEED - 1)
 
 
 def one_of(name: str, value: object, allowed: tuple[object, ...], *, hint: str = "") -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from segcal._io.files import read_npz, write_npz
 from segcal.binning import Binning, need_common_edges
-from segcal.errors import ConfigError, SegcalError, ShapeError, one_of
+from segcal.errors import ConfigError, SegcalError, ShapeError, check_integer, one_of
 
 FORMAT = "segcal bin statistics 1"
 SUMS = ("count", "confidence_sum", "label_sum")
@@ -175,7 +175,8 @@ class BinStatistics:
                 f"only hard bins can be rebinned; these are {self.binning.kernel}. Soft bins overlap: collect them "
                 f"again with bins={bins}."
             )
-        if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1 or self.binning.bins % bins:
+        bins = check_integer("bins", bins)
+        if self.binning.bins % bins:
             raise ConfigError(f"bins must divide {self.binning.bins}; got {bins!r}.")
         together = self.binning.bins // bins
         return self._map(lambda name: getattr(self, name).unflatten(2, (bins, together)).sum(3), bins=bins)

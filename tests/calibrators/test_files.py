@@ -252,7 +252,7 @@ def test_unknown_words_are_refused(method):
     [
         ("temperature", {"temperature": 0}, r"must lie in \[0.01, 100.0\]; got 0"),
         ("temperature", {"temperature": float("nan")}, "must lie in"),
-        ("temperature", {"voxels": 0}, "voxels must be at least 1"),
+        ("temperature", {"voxels": 0}, "voxels must be a whole number of at least 1"),
         ("dirichlet", {"activation": "sigmoid"}, "exclusive classes"),
         ("dirichlet", {"off_diagonal": -1}, "off_diagonal must be a number of at least 0"),
         ("dirichlet", {"intercept": float("inf")}, "intercept must be a number of at least 0"),

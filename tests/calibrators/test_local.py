@@ -384,8 +384,8 @@ def test_the_report_tells_how_far_the_objective_fell(fitted):
         ({"ace": -1}, "the weight ace must be a number of at least 0"),
         ({"nll": math.nan}, "the weight nll must be a number"),
         ({"ace": 0, "nll": 0}, "both are 0"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"dilations": (0,)}, "dilations must be at least 1"),
+        ({"steps": 0}, "steps must be a whole number of at least 1"),
+        ({"dilations": (0,)}, "dilations must be a whole number of at least 1"),
         ({"activation": "none"}, "activation must be one of"),
     ],
 )

@@ -161,7 +161,7 @@ def test_an_interrupted_phantom_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"cases": 0}, "cases must be at least 1; got 0"),
+        ({"cases": 0}, "cases must be a whole number of at least 1; got 0"),
         ({"size": (8, 48, 32)}, r"size must be three lengths of at least \(40, 40, 26\) voxels; got \(8, 48, 32\)"),
         ({"size": (48, 48)}, "size must be three lengths"),
         ({"seed": -1}, "seed must be a whole number from 0 .* got -1"),

@@ -77,7 +77,7 @@ def test_a_lower_error_is_better_and_methods_count_together():
 def test_what_cases_cannot_be_chosen_by_is_refused():
     with pytest.raises(ConfigError, match="one of dice, expected_dice, ace, ece, mce, brier, nll; got 'size'"):
         choose_cases({"net": cohort([0.5])}, number=1, by="size")
-    with pytest.raises(ConfigError, match="must be at least 1; got 0"):
+    with pytest.raises(ConfigError, match="must be a whole number of at least 1; got 0"):
         choose_cases({"net": cohort([0.5])}, number=0)
     with pytest.raises(ConfigError, match="where all evaluations have it"):
         choose_cases({"net": cohort([0.5])}, number=1, by="expected_dice")

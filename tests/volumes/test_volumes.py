@@ -518,7 +518,7 @@ def test_slabs_outlive_the_case(tmp_path):
 
 def test_a_slab_must_hold_a_voxel(tmp_path, label):
     np.save(tmp_path / "case.npy", coded())
-    with pytest.raises(ConfigError, match="most_voxels must be at least 1; got 0"):
+    with pytest.raises(ConfigError, match="most_voxels must be a whole number of at least 1; got 0"):
         next(opened(tmp_path / "case.npy", label).slabs(0))
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from segcal._io.ending import start_worker
 from segcal._io.files import Ledger, WriteError, locked, make_folder
-from segcal.errors import ConfigError, FileError, SegcalError, one_line
+from segcal.errors import FileError, SegcalError, check_integer, one_line
 
 T = TypeVar("T")
 PARTS = ".parts"
@@ -131,9 +131,8 @@ class Pool:
         preload: str | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        if workers < 1:
-            raise ConfigError(f"workers must be at least 1; got {workers}.")
-        self.workers, self.environments, self.meanwhile = workers, environments or ({},), meanwhile
+        self.workers = check_integer("workers", workers)
+        self.environments, self.meanwhile = environments or ({},), meanwhile
         self.preload = preload
 
     def __call__(
@@ -218,7 +217,7 @@ class Pool:
 
 def threads_of(workers: int) -> int:
     """Threads of each of so many processes that share the cores."""
-    return max(1, (os.cpu_count() or 1) // workers)
+    return max(1, (os.cpu_count() or 1) // check_integer("workers", workers))
 
 
 def _start_worker(seats: Any) -> None:

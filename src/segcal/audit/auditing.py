@@ -11,7 +11,7 @@ from segcal.audit.course import Course, Progress
 from segcal.audit.nnunet import find_sources
 from segcal.audit.result import Audit
 from segcal.audit.work import BINS, Work
-from segcal.errors import ConfigError
+from segcal.errors import ConfigError, check_integer
 from segcal.evaluation.cohort import open_cohort
 from segcal.evaluation.intervals import patients_of
 from segcal.evaluation.options import ReadOptions
@@ -56,6 +56,8 @@ def audit_predictions(
     Traceback (most recent call last):
     segcal.errors.ConfigError: predictions must be a folder of maps or a model folder of nnU-Net; nowhere is not there.
     """
+    check_integer("workers", workers)
+    check_integer("cases", cases)
     truth, pictures = (None if path is None else Path(path) for path in (labels, images))
     sources, out = find_sources(Path(predictions), truth, pictures, options or ReadOptions()), Path(out)
     for source, what in ((sources.predictions, "predictions"), (sources.labels, "labels")):

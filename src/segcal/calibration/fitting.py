@@ -24,7 +24,7 @@ from segcal.calibration.steps import Progress, Steps
 from segcal.calibrators import Calibrator, Temperature
 from segcal.calibrators.calibrator import SeparableError
 from segcal.calibrators.cost import duration
-from segcal.errors import ConfigError, SegcalError
+from segcal.errors import ConfigError, SegcalError, check_integer
 from segcal.evaluation.calibrated import FolderCase
 from segcal.evaluation.cohort import open_cohort
 from segcal.evaluation.evaluation import Evaluation
@@ -114,6 +114,7 @@ def fit_calibrator(
     >>> round(fitted.calibrator.temperature, 2)  # which makes 0.75 of 0.99
     4.18
     """
+    check_integer("workers", workers)
     meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), members=members, mean=mean, bins=bins)
     plan = plan_fit(
         meant, pairing, method=method, settings=settings, folds=folds, patients=patients, seed=seed,

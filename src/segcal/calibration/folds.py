@@ -9,7 +9,7 @@ from pathlib import Path
 
 from segcal._io.words import counted
 from segcal.calibrators import Calibrator, load_calibrator
-from segcal.errors import ConfigError, SegcalError
+from segcal.errors import ConfigError, SegcalError, check_integer
 from segcal.evaluation.intervals import patients_of
 
 FOLDS = 5
@@ -17,7 +17,7 @@ FOLDS = 5
 
 def make_folds(names: Sequence[str], rule: str | None, folds: int | None, seed: int) -> list[list[str]]:
     """Cases that are held out together, those of a patient always; nothing where no check is wanted."""
-    if folds == 0:
+    if folds is not None and check_integer("folds", folds, least=0) == 0:
         return []
     patients = patients_of(names, rule)
     who = set(patients)

@@ -16,7 +16,7 @@ from torch import Tensor
 from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs, need_all_classes
 from segcal.calibrators.likelihood import log_odds, truth_of
 from segcal.calibrators.stream import CaseStream, check_stream, need_same_classes, no_voxels, pieces_of
-from segcal.errors import ConfigError, one_of
+from segcal.errors import check_integer, one_of
 
 FINE = 1 << 14  # steps of the log-odds in which voxels are counted
 REACH = 20.0  # of the log-odds: beyond it float32 probabilities are 0 or 1
@@ -150,9 +150,7 @@ class HistogramBinning(_ByClass):
     ) -> None:
         super().__init__(activation=activation)
         one_of("edges", edges, ("width", "mass"))
-        if not (isinstance(bins, int) and 1 <= bins <= FINE):
-            raise ConfigError(f"bins must be a whole number from 1 to {FINE}; got {bins}.")
-        self.bins, self.edges = bins, edges
+        self.bins, self.edges = check_integer("bins", bins, most=FINE), edges
         self.limits: Tensor | None = None
         """(class, bin - 1): log-odds between the bins."""
         self.shares: Tensor | None = None

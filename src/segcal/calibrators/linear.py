@@ -55,7 +55,7 @@ from segcal.calibrators.stream import (
     pieces_of,
     slabs_of,
 )
-from segcal.errors import ConfigError, SegcalError, check_seed, one_of
+from segcal.errors import ConfigError, SegcalError, check_integer, check_seed, one_of
 
 WIDEST = 1e4  # bound of a weight or bias that is not a temperature
 START_VOXELS = 1 << 17  # drawn to start from; the fit itself sees all voxels
@@ -89,8 +89,7 @@ class LinearCalibrator(Calibrator):
     ) -> None:
         super().__init__(activation=activation)
         one_of("objective", objective, ("nll", "ace", "ece"))
-        if voxels is not None and voxels < 1:
-            raise ConfigError(f"voxels must be at least 1; got {voxels}.")
+        voxels = None if voxels is None else check_integer("voxels", voxels)
         if voxels is not None and objective != "nll":
             raise ConfigError(f"objective {objective!r} needs every voxel of a case; leave out voxels={voxels}.")
         self.objective, self.voxels, self.seed = objective, voxels, check_seed(seed)

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from segcal.binning import MOST_BINS
 from segcal.calibrators.boxes import Box, Drawing, lessons, standardized
 from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs, decided
 from segcal.calibrators.objective import average_error, soft_statistics
 from segcal.calibrators.smoothing import compiled, smooth_volume, smoothed
 from segcal.calibrators.stream import CaseStream, check_stream
-from segcal.errors import ConfigError, ShapeError, check_seed
+from segcal.errors import ConfigError, ShapeError, check_integer, check_seed
 from segcal.kernels.threads import pass_threads
 
 COLDEST, HOTTEST = math.exp(-0.25), math.exp(1.5)  # much colder ones empty the middle bins, which flatters ACE
@@ -142,12 +143,11 @@ class LocalTemperature(Calibrator):
                 raise ConfigError(f"the weight {name} must be a number of at least 0; got {weight!r}.")
         if not ace + nll > 0:
             raise ConfigError("one of the weights ace and nll must be above 0; both are 0.")
-        numbers = {"width": width, "steps": steps, "box_voxels": box_voxels} | {"dilations": min(dilations, default=1)}
-        for name, number in numbers.items():
-            if number < 1:
-                raise ConfigError(f"{name} must be at least 1; got {number}.")
-        self.ace, self.nll, self.smoothing, self.dilations, self.image = ace, nll, smoothing, tuple(dilations), image
-        self.width, self.steps, self.bins, self.box_voxels = width, steps, bins, box_voxels
+        self.dilations = tuple(check_integer("dilations", dilation) for dilation in dilations)
+        self.width, self.steps = check_integer("width", width), check_integer("steps", steps)
+        self.bins = check_integer("bins", bins, most=MOST_BINS)
+        self.box_voxels = check_integer("box_voxels", box_voxels)
+        self.ace, self.nll, self.smoothing, self.image = ace, nll, smoothing, image
         self.seed = check_seed(seed)
         self.network: TemperatureNetwork | None = None
         self.shares: Tensor | None = None

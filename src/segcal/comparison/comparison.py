@@ -17,7 +17,7 @@ from segcal._io.words import counted
 from segcal.comparison.drawing import Drawn, bootstrap, mean_of_seeds, permutation_tests
 from segcal.comparison.entry import Entry
 from segcal.comparison.matching import flat, match
-from segcal.errors import ConfigError, check_seed, one_of
+from segcal.errors import ConfigError, check_integer, check_seed, one_of
 from segcal.evaluation.columns import IN_POINTS, Label, scope_of
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.fine import blocks
@@ -163,8 +163,7 @@ def compare(
     if not 0 < level < 1:
         raise ConfigError(f"level must lie between 0 and 1, as 0.95; got {level}.")
     for word, number in (("resamples", resamples), ("draws", draws)):
-        if number < 1:
-            raise ConfigError(f"{word} must be at least 1; got {number}.")
+        check_integer(word, number)
     parts, unmatched = match(flat(evaluations), bins=bins, background=background)
     methods: dict[str, list[Evaluation]] = defaultdict(list)
     for method, _, part in parts:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from segcal.datasets.dataset import Dataset
 from segcal.datasets.decathlon import open_decathlon
 from segcal.datasets.layout import find_root, read_json
-from segcal.errors import ConfigError, FileError, check_seed
+from segcal.errors import ConfigError, FileError, check_integer, check_seed
 
 Array = NDArray[Any]
 
@@ -68,8 +68,7 @@ def make_phantom(
     A case depends on seed, size and its own number, not on how many there are. Several raters are labels drawn anew.
     """
     for what, number in (("cases", cases), ("raters", raters)):
-        if number < 1:
-            raise ConfigError(f"{what} must be at least 1; got {number}.")
+        check_integer(what, number)
     if len(size) != 3 or any(length < least for length, least in zip(size, SMALLEST_SIZE, strict=True)):
         raise ConfigError(f"size must be three lengths of at least {SMALLEST_SIZE} voxels; got {tuple(size)}.")
     check_seed(seed)

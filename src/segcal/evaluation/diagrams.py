@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from segcal.errors import ShapeError
+from segcal.errors import ShapeError, check_integer
 from segcal.evaluation.intervals import (
     FEWEST_PATIENTS,
     expanded,
@@ -148,7 +148,7 @@ def reliability_histogram(stats: BinStatistics, *, levels: int | None = None) ->
 
     Levels divide [0, 1] evenly, as many as there are bins if not given; the last one is closed.
     """
-    levels = levels or stats.binning.bins
+    levels = stats.binning.bins if levels is None else check_integer("levels", levels)
     occupied = stats.occupied
     level = (stats.frequency.nan_to_num(0.0) * levels).long().clamp(max=levels - 1)
     number = occupied.sum(0).double()  # class, bin

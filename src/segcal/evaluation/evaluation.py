@@ -21,7 +21,7 @@ from segcal._io.files import read_npz, reject_pipe, write_npz, write_whole
 from segcal._io.words import counted
 from segcal.binning import Binning
 from segcal.decisions import DecisionSums, dice_of_sums
-from segcal.errors import ConfigError, FileError, SegcalError, ShapeError, distinct
+from segcal.errors import ConfigError, FileError, SegcalError, ShapeError, check_integer, distinct
 from segcal.evaluation.columns import JOINT, Label, scope_of
 from segcal.evaluation.fine import (
     HELD,
@@ -117,6 +117,7 @@ class Evaluation:
         if len(set(self.cases)) != len(self.cases):
             raise ConfigError(f"case names must differ; {_twice(self.cases)} came more than once.")
         distinct("class names", self.classes)
+        object.__setattr__(self, "bins", check_integer("bins", self.bins))
         if self.has_background and self.background_index not in range(len(self.classes)):
             raise ConfigError(
                 f"background_index must be the place of one of the {len(self.classes)} classes; got "

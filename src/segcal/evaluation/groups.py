@@ -23,7 +23,7 @@ from torch import Tensor
 
 from segcal._io.files import reject_pipe
 from segcal._io.words import counted, listed
-from segcal.errors import ConfigError, FileError, check_seed, distinct
+from segcal.errors import ConfigError, FileError, check_integer, check_seed, distinct
 from segcal.evaluation.columns import Label, scope_of
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import (
@@ -248,8 +248,7 @@ def compare_groups(
     if not 0 < level < 1:
         raise ConfigError(f"level must lie between 0 and 1, as 0.95; got {level}.")
     for word, number in (("resamples", resamples), ("permutations", permutations)):
-        if number < 1:
-            raise ConfigError(f"{word} must be at least 1; got {number}.")
+        check_integer(word, number)
     check_seed(seed)
     told = groups if isinstance(groups, Groups) else read_groups(groups, evaluation.cases, patients=patients)
     whole = evaluation if background else evaluation.foreground()

@@ -20,7 +20,7 @@ from scipy import special
 from torch import Tensor
 
 from segcal._io.files import reject_pipe
-from segcal.errors import ConfigError, FileError, check_seed
+from segcal.errors import ConfigError, FileError, check_integer, check_seed
 from segcal.statistics import BinStatistics
 
 FRAME = re.compile(r"(?P<patient>patient\d+)_frame\d+")  # ACDC: two frames of each patient
@@ -115,6 +115,7 @@ def resample_weights(patients: Sequence[str], *, number: int = 2000, seed: int =
 
 def resample_blocks(patients: Sequence[str], *, number: int = 2000, seed: int = 0) -> Iterator[Tensor]:
     """The rows of `resample_weights`, some at a time: those of ten thousand cases are many."""
+    check_integer("resamples", number)
     places = patient_places(patients)
     groups, generator = len(set(patients)), np.random.default_rng(check_seed(seed))
     for size in _block_sizes(number, len(places)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from segcal.errors import ConfigError
+from segcal.errors import check_integer
 from segcal.volumes.regions import ClassNames, Regions
 
 FINE_BINS = 1200  # divisible by every bin count in use
@@ -67,8 +67,7 @@ class Options:
     """Distances to the boundary of a class, in mm, that divide voxels into bands; none: no bands."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bins <= 10 * FINE_BINS:
-            raise ConfigError(f"bins must be a whole number from 1 to {10 * FINE_BINS}; got {self.bins}.")
+        object.__setattr__(self, "bins", check_integer("bins", self.bins, most=10 * FINE_BINS))
 
     @staticmethod
     def of(options: ReadOptions, *, bins: int, background: bool) -> Options:

@@ -22,7 +22,7 @@ from segcal._io.jobs import (
     unchanged,
 )
 from segcal._io.parsing import parse_json
-from segcal.errors import ConfigError
+from segcal.errors import ConfigError, check_integer
 from segcal.evaluation.cohort import case_key, open_cohort
 from segcal.evaluation.deciding import foreground_names
 from segcal.evaluation.options import Options, ReadOptions
@@ -150,8 +150,7 @@ def _check(
 
         check_limits(asked.sizes)
     for word, number in (("bins", 1 if asked.bins is None else asked.bins), ("resamples", asked.resamples)):
-        if number < 1:
-            raise ConfigError(f"{word} must be at least 1; got {number}.")
+        check_integer(word, number)
     if not 0 < asked.level < 1:
         raise ConfigError(f"level must lie between 0 and 1, as 0.95; got {asked.level}.")
     check_seed(asked.seed)

@@ -14,10 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from segcal._io.files import reject_pipe, write_whole
 from segcal._io.parsing import parse_setting, parse_toml
@@ -67,6 +76,16 @@ class Section(BaseModel):
     """A part of a file: frozen, and without keys that it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_no_truth_values(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false, which pydantic takes for 1 and 0."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        if any(isinstance(each, bool) for each in values) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("must not be true or false")
+        return value
 
     def to_toml(self) -> str:
         """As text that reads back as the same; what is None is left out."""

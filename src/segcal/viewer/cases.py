@@ -11,7 +11,7 @@ from torch import Tensor
 
 from segcal._io.jobs import Failure, failure_of
 from segcal.comparison.matching import match_cases
-from segcal.errors import ConfigError
+from segcal.errors import ConfigError, check_integer
 from segcal.evaluation.columns import HIGHER_IS_BETTER, NAMES
 from segcal.evaluation.evaluation import Evaluation
 from segcal.plots.maps import files_of, options_of
@@ -56,8 +56,7 @@ def choose_cases(evaluations: Mapping[str, Evaluation], *, number: int, by: str 
     """
     if by not in BY:
         raise ConfigError(f"cases must be chosen by one of {', '.join(BY)}; got {by!r}.")
-    if number < 1:
-        raise ConfigError(f"the number of cases must be at least 1; got {number}.")
+    check_integer("the number of cases", number)
     matched, _ = match_cases(evaluations)
     values = torch.stack([_values(part.foreground(), by) for part in matched.values()]).mean(0)
     sign = 1 if by in BETTER_IF_HIGHER else -1

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.errors import ConfigError, FileError, GridError, ShapeError
+from segcal.errors import FileError, GridError, ShapeError, check_integer
 from segcal.volumes.arrays import StoredArray, read_array
 from segcal.volumes.averaging import Averaging
 from segcal.volumes.grids import Grid, fit, whole
@@ -209,8 +209,7 @@ class Case:
         where the file is; labels are integers, with an axis of raters before the others where there are some. A slab
         may be a view of the case: read it, do not write to it.
         """
-        if most_voxels < 1:
-            raise ConfigError(f"most_voxels must be at least 1; got {most_voxels}.")
+        check_integer("most_voxels", most_voxels)
         views = in_stored_order(*self._views())
         for box in boxes(views[0].shape[1:], most_voxels):
             yield self._block([view[(slice(None), *box)] for view in views])
