@@ -162,6 +162,52 @@ def test_what_makes_no_sense_is_refused_by_name(values, labels, cases, kind, tol
         EvaluationAccumulator().update(values, labels, cases)
 
 
+def refusal_of_evaluate(folder, options, probabilities, labels):
+    """Why `evaluate` cannot measure this case."""
+    for name, array in (("P", probabilities), ("L", labels)):
+        (folder / name).mkdir()
+        np.save(folder / name / "a.npy", array[0].numpy())
+    (failure,) = evaluate(folder / "P", folder / "L", folder / "out", options=options).failures
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("options", "probabilities", "labels", "kind", "told"),
+    [
+        (
+            ReadOptions(ignore_index=255),
+            torch.full((1, 2, 4, 4, 4), 0.5),
+            torch.full((1, 4, 4, 4), 255, dtype=torch.uint8),
+            ShapeError,
+            "voxels whose label is not 255, which is ignored; it has none",
+        ),
+        (
+            ReadOptions(logits=True),
+            torch.full((1, 2, 4, 4, 4), 0.5),
+            torch.zeros(1, 4, 4, 4, dtype=torch.uint8),
+            RangeError,
+            "logits must not be probabilities",
+        ),
+    ],
+    ids=["ignored", "logits"],
+)
+def test_what_evaluate_refuses_is_refused_in_the_same_words(tmp_path, options, probabilities, labels, kind, told):
+    failure = refusal_of_evaluate(tmp_path, options, probabilities, labels)
+    with pytest.raises(kind, match=told) as caught:
+        EvaluationAccumulator(options=options).update(probabilities, labels, ["a"])
+    assert (type(caught.value).__name__, str(caught.value)) == (failure.kind, f"a: {failure.message}")
+
+
+def test_a_part_may_be_ignored_but_not_the_whole_case():
+    accumulator = EvaluationAccumulator(options=ReadOptions(ignore_index=9), parts=True)
+    probabilities = torch.full((1, 2, 4), 0.5)
+    accumulator.update(probabilities, torch.full((1, 4), 9), ["a"])
+    with pytest.raises(ShapeError, match="a: the volume must have voxels whose label is not 9"):
+        accumulator.compute()
+    accumulator.update(probabilities, torch.zeros(1, 4, dtype=torch.long), ["a"])
+    assert accumulator.compute().cases == ("a",)
+
+
 def _process(rank, folder):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     accumulator = EvaluationAccumulator(options=ReadOptions(class_names=NAMES))

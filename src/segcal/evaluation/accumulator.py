@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from segcal.errors import ConfigError, LabelError, SegcalError, ShapeError
+from segcal.evaluation.doubts import Watch
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.naming import name_channels
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.results import stack_cases
 from segcal.evaluation.sums import CaseSums
-from segcal.evaluation.voxels import measure_voxels, sums_of_case
+from segcal.evaluation.voxels import check_voxels, measure_voxels, sums_of_case
 
 
 class EvaluationAccumulator:
@@ -59,8 +61,8 @@ class EvaluationAccumulator:
             shape of the predictions.
         cases: A name for each case of the batch.
 
-        ShapeError: Predictions, labels and names do not belong together.
-        RangeError: A probability lies outside [0, 1], or is not a number.
+        ShapeError: Predictions, labels and names do not belong together, or every voxel of a case is ignored.
+        RangeError: A probability lies outside [0, 1], or is not a number; or logits are probabilities.
         LabelError: A label is not one of the classes.
         ConfigError: A case came before with other values, and `parts` is not set.
         """
@@ -89,12 +91,11 @@ class EvaluationAccumulator:
                 f"{name}: labels must have the shape {tuple(space)} of the predictions; got {tuple(truth.shape)}."
                 " Resample the labels to the predictions."
             )
-        try:
-            slab = measure_voxels(values.detach().float().cpu().numpy().reshape(len(values), -1), voxels, self._options)
-            whole = None if self.parts else sums_of_case([slab], space)
-            return slab.sums if whole is None else whole
-        except SegcalError as error:
-            raise type(error)(f"{name}: {error}") from error
+        rows = values.detach().float().cpu().numpy().reshape(len(values), -1)
+        with _naming(name):
+            Watch(logits=self._options.logits, overlapping=self._options.sigmoid).see(rows)
+            slab = measure_voxels(rows, voxels, self._options)
+            return slab.sums if self.parts else check_voxels(sums_of_case([slab], space), self._options)
 
     def _add(self, name: str, sums: CaseSums) -> None:
         known = self._sums.get(name)
@@ -111,11 +112,14 @@ class EvaluationAccumulator:
     def compute(self) -> Evaluation:
         """The evaluation of all cases so far, in the order of their names; of those of all processes, where there are.
 
-        SegcalError: No case has come.
+        SegcalError: No case has come, or all parts of a case have ignored labels alone.
         """
         everything = self._gather()
         if not everything:
             raise SegcalError("there must be at least one case to evaluate; none has come. Call update first.")
+        for name, sums in everything.items():
+            with _naming(name):
+                check_voxels(sums, self._options)
         return stack_cases(sorted(everything), lambda name: (everything[name], {}), self._options)
 
     def _gather(self) -> dict[str, CaseSums]:
@@ -140,6 +144,15 @@ class EvaluationAccumulator:
 
     def __repr__(self) -> str:
         return f"EvaluationAccumulator({len(self)} cases, {self._options.bins} bins)"
+
+
+@contextmanager
+def _naming(case: str) -> Iterator[None]:
+    """Begin errors with the name of the case."""
+    try:
+        yield
+    except SegcalError as error:
+        raise type(error)(f"{case}: {error}") from error
 
 
 def _class_indices(name: str, labels: Tensor) -> NDArray[Any]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from segcal.errors import GridError, ShapeError
+from segcal.errors import GridError
 from segcal.evaluation.bands import BandSums
 from segcal.evaluation.doubts import HARD_DECISIONS, MEANINGS, Watch
 from segcal.evaluation.options import Options, slab_voxels
 from segcal.evaluation.rated import RaterSums, Votes
 from segcal.evaluation.sums import CaseSums
-from segcal.evaluation.voxels import Slab, measure_voxels, sums_of_case
+from segcal.evaluation.voxels import Slab, check_voxels, measure_voxels, sums_of_case
 from segcal.volumes import Case, CaseFiles, open_case
 
 if TYPE_CHECKING:
@@ -66,11 +66,7 @@ def measure_case(
 
         shape = case.shape if spatial else case.stored_shape
         sums = sums_of_case(measured(), shape, voxel_ml=case.grid.voxel_ml)
-    if sums is None or not sums.scores[2].any():
-        ignored = (
-            "" if options.ignore_index is None else f" whose label is not {options.ignore_index}, which is ignored"
-        )
-        raise ShapeError(f"the volume must have voxels{ignored}; it has none. Check the file.")
+    sums = check_voxels(sums, options)
     doubts = (*doubts, HARD_DECISIONS) if watch.hard else doubts
     if raters is None:
         return Measured(sums, doubts, {} if bands is None else bands.of_case(sums))

@@ -144,6 +144,16 @@ def sums_of_case(slabs: Iterable[Slab], shape: Sequence[int], *, voxel_ml: float
     return replace(total, decided=np.array([total.decided[0], largest]), voxel_ml=np.full((1, 1), voxel_ml))
 
 
+def check_voxels(sums: CaseSums | None, options: Options) -> CaseSums:
+    """Return the sums of a case; ShapeError if it has no voxel, or only ignored ones."""
+    if sums is None or not sums.bins[0].any():
+        ignored = (
+            "" if options.ignore_index is None else f" whose label is not {options.ignore_index}, which is ignored"
+        )
+        raise ShapeError(f"the volume must have voxels{ignored}; it has none. Check the labels.")
+    return sums
+
+
 def largest_pieces(decided: Array, shape: Sequence[int], classes: int) -> Array:
     """Voxels in the largest piece (connected by faces) of each class's decision; NaN of those too large to look at.
 
