@@ -69,6 +69,17 @@ class FineStatistics(BinStatistics):
             object.__setattr__(made, name, value)
         return made
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickle and copies hold: the packed sums of these cases, not those of the ones left out."""
+        contents = [piece.read() for piece in self.pieces]
+        return FineStatistics._restored, (self.binning, contents, self.everything.classes, self.columns)
+
+    @staticmethod
+    def _restored(binning: Binning, contents: Sequence[bytes], stored: int, columns: Tensor) -> FineStatistics:
+        spool = Spool()
+        pieces = tuple(spool.add(content) for content in contents)
+        return FineStatistics._made(binning, _All(pieces, stored), torch.arange(len(pieces)), columns, None)
+
     everything: _All
     rows: Tensor
     columns: Tensor
