@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import nibabel
 import numpy as np
 import pytest
-from cohorts import write_cohort
+from cohorts import make_case, save, write_cohort
 from reviews import Client, save_evaluation
+from scipy.special import softmax
 
-from segcal import Evaluation, apply_quality, evaluate, fit_quality
+from segcal import Evaluation, ReadOptions, apply_quality, evaluate, fit_quality
 from segcal.errors import FileError, SegcalError
 from segcal.quality.page import write_queue
 from segcal.quality.queue import CohortDice, Queue, Row
@@ -168,6 +170,35 @@ def test_volumes_are_found_where_the_results_say_and_are_those_of_the_files(coho
     decided = stored >= 0.5
     at = curve["threshold"].index(0.5)
     assert curve["dice"][at] == pytest.approx(2 * (decided & truth).sum() / (decided.sum() + truth.sum()), abs=1e-4)
+
+
+@pytest.mark.parametrize(("logits", "mean"), [(False, "probabilities"), (True, "probabilities"), (True, "logits")])
+def test_what_is_shown_of_members_is_their_mean(tmp_path, monkeypatch, logits, mean):
+    """With labels beside, then without; a member that has moved is named."""
+    write_cohort(tmp_path, 2)
+    maps = {folder: [make_case(10 * member + i)[0] for i in range(2)] for member, folder in enumerate("PQ")}
+    for folder, cases in maps.items():
+        for i, probabilities in enumerate(cases):
+            save(tmp_path / folder / f"case_{i}.nii.gz", np.log(probabilities) if logits else probabilities)
+    one, other = maps["P"][1], maps["Q"][1]
+    expected = softmax((np.log(one) + np.log(other)) / 2, -1) if mean == "logits" else (one + other) / 2
+    monkeypatch.chdir(tmp_path)
+    evaluate("P", "L", "out", members=["Q"], mean=mean, options=ReadOptions(logits=logits))
+    monkeypatch.chdir(tmp_path / "P")
+    for labeled in (True, False):
+        with serve_review(tmp_path / "out") as server:
+            client = Client(server.url)
+            assert server.notes == []
+            facts = client.ask("/api/case?case=case_1&result=0").json
+            assert facts["hasLabels"] == labeled
+            shown = client.ask("/api/volume?case=case_1&result=0&class=1&kind=probability").body
+            probability = np.frombuffer(shown, np.uint8).reshape(facts["shape"], order="F")
+            np.testing.assert_allclose(probability, 255 * expected[..., 2], atol=0.51)
+        shutil.rmtree(tmp_path / "L", ignore_errors=True)
+    (tmp_path / "Q").rename(tmp_path / "moved")
+    with serve_review(tmp_path / "out") as server:
+        (note,) = server.notes
+        assert f"their folder {tmp_path / 'Q'} is not there any more" in note
 
 
 def test_folders_that_are_given_come_before_those_of_the_results(cohort):

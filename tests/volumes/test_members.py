@@ -109,7 +109,8 @@ def test_an_evaluation_is_that_of_the_mean(tmp_path):
         np.testing.assert_allclose(found.case_metrics()[name], values, atol=1e-5)
     told = found.provenance["mean"]
     assert told["of"] == "probabilities"
-    assert [Path(member).name for member in told["members"]] == ["P", "Q", "R"]
+    assert told["members"] == [str(tmp_path / name) for name in "PQR"]
+    assert found.provenance["folders"] == {"predictions": str(tmp_path / "P"), "labels": str(tmp_path / "L")}
 
 
 def run_cli(folder: Path, *more, verb: str = "evaluate"):

@@ -151,7 +151,11 @@ def evaluate(
         "folders": {"predictions": os.path.abspath(predictions), "labels": os.path.abspath(drawn[0])}
     }
     if members:
-        about = {"mean": {"of": mean, "members": [os.fspath(maps) for maps in (predictions, *members)]}}
+        about["mean"] = {
+            "of": mean,
+            "logits": pairing.cases[0].averaging.logits,
+            "members": [os.path.abspath(maps) for maps in (predictions, *members)],
+        }
     outcome = measure_cohort(
         cases,
         meant,

@@ -21,6 +21,7 @@ from segcal.errors import FileError, SegcalError
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.options import Options
 from segcal.evaluation.remarks import evaluation_notes, failed_cases
+from segcal.volumes.averaging import PLAIN, Averaging
 
 Array = NDArray[Any]
 
@@ -74,6 +75,7 @@ class Result:
     failures: cases that could not be measured.
     options: how the predictions were read.
     folders: of "predictions" and "labels", as far as the file tells.
+    members, averaging: further folders of predictions, and how the mean of all was taken.
     dataset: of a study's run; "" otherwise.
     prefix: what stands before the names of cases that the files have, to tell those of several datasets apart.
     """
@@ -90,6 +92,8 @@ class Result:
     failures: tuple[Failure, ...] = ()
     options: Options = field(default_factory=Options)
     folders: Mapping[str, str] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    averaging: Averaging = PLAIN
     dataset: str = ""
     prefix: str = ""
 
@@ -177,11 +181,12 @@ def _of_evaluation(name: str, path: Path) -> Result:
             values[metric.name] = np.stack(columns, 1)
     by = "expected_dice" if "expected_dice" in values else "dice"
     told = evaluation.provenance if isinstance(evaluation.provenance, Mapping) else {}
+    options = _options(path, told.get("options"))
     return Result(
         name, path, evaluation.cases, evaluation.classes, values[by], _heading(by, OF_EVALUATIONS),
         tuple(metric for metric in OF_EVALUATIONS if metric.name in values), values, _evaluation_flags(evaluation),
-        tuple(failed_cases(evaluation)), _options(path, told.get("options")), _folders(told.get("folders")),
-        _dataset(told.get("run")),
+        tuple(failed_cases(evaluation)), options, _folders(told.get("folders")),
+        *_members(told.get("mean"), options), _dataset(told.get("run")),
     )  # fmt: skip
 
 
@@ -274,6 +279,14 @@ def _folders(told: object) -> dict[str, str]:
     if not isinstance(told, Mapping):
         return {}
     return {str(name): folder for name, folder in told.items() if isinstance(folder, str)}
+
+
+def _members(told: object, options: Options) -> tuple[tuple[str, ...], Averaging]:
+    """The folders of predictions after the first, and how the mean was taken."""
+    members = told.get("members") if isinstance(told, Mapping) else None
+    if not (isinstance(told, Mapping) and isinstance(members, list) and all(isinstance(each, str) for each in members)):
+        return (), PLAIN
+    return tuple(members[1:]), Averaging(told.get("of", "probabilities"), told.get("logits") is True, options.sigmoid)
 
 
 def _dataset(told: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache
@@ -20,6 +20,8 @@ from segcal.review.results import EVALUATION, Result
 from segcal.viewer.curves import case_curves
 from segcal.viewer.volumes import CaseVolumes, Files, case_volumes
 from segcal.volumes import find_predictions, pair_cases
+from segcal.volumes.averaging import Averaging
+from segcal.volumes.finding import with_members
 from segcal.volumes.images import find_image
 
 KEPT = 4  # cases in memory: whoever goes back and forth waits once
@@ -46,17 +48,18 @@ class Volumes:
 
     def _found(self, result: Result, given: Path | None, labels: Path | None) -> dict[str, Files]:
         """By the names of cases under review, their files."""
-        maps = given or _existing(result.folders.get("predictions"))
+        told = result.folders.get("predictions")
+        maps = given or _existing(told)
+        members = [Path(folder) for folder in result.members] if given is None else []
+        if maps is not None and (missing := [folder for folder in members if not folder.exists()]):
+            maps, told = None, str(missing[0])
         if maps is None:
-            told = result.folders.get("predictions")
             why = f"their folder {told} is not there any more" if told else "the results do not tell where they are"
             self.notes.append(f"{result.name} has no predictions to show: {why}. Give it with --predictions.")
             return {}
         truth = labels or (_existing(result.folders.get("labels")) if given is None else None)
         try:
-            found: dict[str, Files] = {files.name: files for files in find_predictions(maps)}
-            if truth is not None:
-                found |= {files.name: files for files in pair_cases(maps, truth).cases}
+            found = _files_of(maps, truth, members, result.averaging)
         except SegcalError as error:
             if given is not None or labels is not None:
                 raise
@@ -139,6 +142,20 @@ class Volumes:
             with suppress(FileError):  # without an image of its own, a case is shown without
                 image = find_image(self._images, files.name)  # a name that a folder holds
         return case_volumes(case, {own.name: files}, options=own.options, classes=own.classes, image=image)
+
+
+def _files_of(maps: Path, truth: Path | None, members: Sequence[Path], averaging: Averaging) -> dict[str, Files]:
+    """By the names of cases, the files in these folders; with members, each case is the mean of all."""
+    predictions = find_predictions(maps)
+    if members:
+        predictions = with_members(predictions, {folder: find_predictions(folder) for folder in members}, averaging)
+    found: dict[str, Files] = {files.name: files for files in predictions}
+    if truth is not None:
+        pairing = pair_cases(maps, truth)
+        if members:
+            pairing = pairing.averaged({folder: pair_cases(folder, truth) for folder in members}, averaging)
+        found |= {files.name: files for files in pairing.cases}
+    return found
 
 
 def _existing(told: str | None) -> Path | None:

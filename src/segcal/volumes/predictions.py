@@ -109,11 +109,11 @@ class Prediction:
             self._others = Mean([partial(self._sources_of, other) for other in others], self.classes, files.averaging)
 
     def read(self) -> NDArray[Any]:
-        """The values (class, x, y, z) as meant, float32, or float64 where a file is; yours to write to.
+        """The values (class, x, y, z) as meant, of several members their mean; float32, or float64 where a file is.
 
         An image of two axes gets a third of length one. Integers are read as by `open_case`.
         """
-        return _values(self._sources(), _WHOLE)
+        return self._meant(self._sources(), _WHOLE)
 
     @contextmanager
     def held(self) -> Iterator[None]:
