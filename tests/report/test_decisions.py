@@ -8,8 +8,17 @@ import pytest
 import torch
 from markup import Markup
 
-from segcal import EvaluationAccumulator, ReadOptions
+from segcal import (
+    ConfigError,
+    Evaluation,
+    EvaluationAccumulator,
+    OverlapCounts,
+    ReadOptions,
+    ScoreSums,
+    bin_statistics,
+)
 from segcal.evaluation.decisions import CURVES, agreement_of
+from segcal.quality.summaries import summaries_of
 from segcal.report import build_report
 
 CLASSES = ("background", "liver", "<b>cyst</b>")
@@ -75,15 +84,37 @@ def test_the_page_holds_the_numbers_of_the_agreement(report, evaluations):
     assert data["methods"][0][0]["volumes"] is None
 
 
-def test_files_of_before_are_told_of_in_one_sentence(evaluations, tmp_path):
-    old = {name: replace(each, decisions=None) for name, each in evaluations.items()}
+def test_evaluations_without_sums_of_decisions_say_why(evaluations, tmp_path):
+    made = {"versions": {"segcal": "0.2.0"}}
+    old = {name: replace(each, decisions=None, provenance=made) for name, each in evaluations.items()}
     markup = Markup(build_report(old, tmp_path / "old.html", resamples=20))
-    assert "These evaluations were made by segcal 0.2, which did not store the required sums" in markup.text
+    assert "These evaluations have no sums of decisions" in markup.text
+    assert "needs: segcal 0.2.0 did not store them. Run segcal evaluate again" in markup.text
     assert markup.data["decisions"]["methods"] == [None, None]
     mixed = Markup(build_report({**evaluations, "sharp": old["sharp"]}, tmp_path / "mixed.html", resamples=20))
-    assert "did not keep what this section needs: sharp." in mixed.text
+    assert "no sums of decisions: sharp (segcal 0.2.0 did not store them)." in mixed.text
     assert mixed.data["decisions"]["methods"][0] is None
     assert mixed.data["decisions"]["methods"][1] is not None
+
+
+def test_an_evaluation_built_from_sums_is_not_said_to_be_of_another_version(tmp_path):
+    probabilities, labels = torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 0]])
+    built = Evaluation(  # as the docstring of Evaluation shows
+        statistics=bin_statistics(probabilities, labels, bins=1200),
+        overlap=OverlapCounts.of_classes(probabilities, labels),
+        scores=ScoreSums.of_classes(probabilities, labels),
+        top_label=None,
+        cases=("patient 1",),
+        classes=("background", "liver"),
+        has_background=True,
+    )
+    text = Markup(build_report({"built": built}, tmp_path / "built.html", resamples=20)).text
+    assert "segcal 0.2" not in text
+    assert "This evaluation has no sums of decisions, which this section needs: it was built without them." in text
+    with pytest.raises(ConfigError, match="must hold the sums of decisions; it was built without them"):
+        summaries_of(built)
+    with pytest.raises(ConfigError, match=r"must hold the sums of decisions; segcal 0\.2\.0 did not store them"):
+        summaries_of(replace(built, provenance={"versions": {"segcal": "0.2.0"}}))
 
 
 def test_volumes_of_all_methods_are_in_one_unit(evaluations, tmp_path):

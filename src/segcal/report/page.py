@@ -275,7 +275,7 @@ def _render(
         notes=explanations(comparison),
         tables=[_tables(comparison, which) for which in comparison.case_sets],
         others=list(_other_rows(comparison)),
-        undecided=lacking(data["decisions"], comparison.methods),
+        undecided=lacking(evaluations),
         missing=_missing(comparison.classes, data["cases"]),
         most_named=MOST_NAMED,
         sampled=None if data["cases"]["shown"] is None else len(data["cases"]["shown"]),
