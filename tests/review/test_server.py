@@ -19,7 +19,9 @@ from reviews import HOSTILE, Client, save_evaluation
 
 from segcal.errors import ConfigError
 from segcal.review import read_decisions
+from segcal.review import server as review_server
 from segcal.review.serving import serve_review
+from segcal.review.volumes import Volumes
 
 DATA = ("/api/cases", "/api/decisions", "/api/case?case=case_00&result=0", "/api/volume?case=case_00&result=0")
 
@@ -42,6 +44,44 @@ def test_a_page_with_a_wrong_token_is_refused(client, path):
     answer = client.ask(path.replace("TOKEN", client.token))  # a header does not open the page
     assert answer.status == 403
     assert b"case_00" not in answer.body
+
+
+@pytest.mark.parametrize("fields", [12, 5000])
+@pytest.mark.parametrize("path", ["/", "/api/cases"])
+def test_an_address_with_many_fields_is_refused(client, path, fields):
+    answer = client.ask(f"{path}?token={client.token}{'&x=1' * fields}")
+    assert answer.status == 400
+    assert b"too many fields" in answer.body
+
+
+def test_an_unexpected_error_is_answered_with_a_sentence(client, monkeypatch, caplog):
+    def broken(self, case, result):
+        raise RuntimeError("no such volume")
+
+    monkeypatch.setattr(Volumes, "facts", broken)
+    answer = client.ask("/api/case?case=case_00&result=0")
+    assert answer.status == 500
+    assert "no such volume. Please report it" in answer.json["error"]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("end_first", ["server", "client"])
+def test_a_request_under_way_at_the_end_of_server_or_client_prints_nothing(results, monkeypatch, caplog, end_first):
+    monkeypatch.setattr(review_server, "PATIENCE_S", 0)
+    with serve_review(results) as running:
+        client = Client(running.url)
+        raw = socket.create_connection((client.host, client.port))
+        head = {
+            "Host": f"127.0.0.1:{client.port}", "Origin": client.origin, "X-Segcal-Token": client.token,
+            "Content-Type": "application/json", "Content-Length": "100", "Expect": "100-continue",
+        }  # fmt: skip
+        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+        raw.sendall(f"PUT /api/decisions HTTP/1.1\r\n{lines}\r\n".encode())
+        assert raw.recv(100).startswith(b"HTTP/1.1 100")  # the server waits for the body
+        if end_first == "client":
+            raw.close()
+    raw.close()
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("path", [*DATA, "/api/niivue.js", "/nowhere", "/../../etc/passwd"])
@@ -190,6 +230,12 @@ def test_a_conflict_is_shown_and_writes_nothing(client, server):
     assert (answer.status, answer.json["theirs"]) == (409, theirs)
     assert server.decisions.read_bytes() == before
     assert client.decide("case_03", "accept", comment="mine", seen=theirs["revision"]).status == 200
+
+
+def test_a_revision_of_a_case_without_a_decision_is_a_conflict(client, server):
+    answer = client.decide("case_03", seen=7)
+    assert (answer.status, answer.json["theirs"]["decision"], answer.json["theirs"]["revision"]) == (409, "", 0)
+    assert not server.decisions.exists()
 
 
 def test_a_disk_that_takes_no_more_is_told_and_nothing_is_lost(client, server, monkeypatch):

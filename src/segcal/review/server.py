@@ -17,9 +17,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from segcal._io.jobs import failure_of
 from segcal._io.parsing import parse_json
 from segcal.errors import ConfigError, SegcalError
-from segcal.review.decisions import ConflictError, Decisions, ReviewDecision
+from segcal.review.decisions import OPEN, ConflictError, Decisions, ReviewDecision
 from segcal.review.page import review_page
 from segcal.review.results import Result
 from segcal.review.volumes import Volumes
@@ -34,7 +35,7 @@ def running(app: Any, listening: socket.socket) -> Iterator[threading.Event]:
     """The application in a thread, from when it answers to when its last answer is given; the event is its end."""
     config = uvicorn.Config(
         app, loop="asyncio", http="h11", ws="none", lifespan="off", interface="asgi3", log_config=None,
-        access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE_S,
+        access_log=False, log_level="critical", server_header=False, timeout_graceful_shutdown=PATIENCE_S,
         h11_max_incomplete_event_size=MOST_BYTES,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -82,7 +83,8 @@ def application(
             made = await run_in_threadpool(decisions.decide, decision, seen=seen)
         except ConflictError as error:
             _, there = await run_in_threadpool(decisions.after, 0)
-            return _json(_as_json({"error": str(error), "theirs": _told(*there[decision.case])}), status=409)
+            theirs = there.get(decision.case, (0, ReviewDecision(decision.case, OPEN)))
+            return _json(_as_json({"error": str(error), "theirs": _told(*theirs)}), status=409)
         return _json(_as_json(_told(*made)))
 
     def send_facts(request: Request) -> Response:
@@ -108,7 +110,7 @@ def application(
         Route("/api/volume", send_volume),
         Route("/api/niivue.js", send_niivue),
     ]
-    handlers: Any = {SegcalError: partial(_refused, 400), OSError: partial(_refused, 500)}
+    handlers: Any = {SegcalError: partial(_refused, 400), OSError: partial(_refused, 500), Exception: _unexpected}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -118,6 +120,10 @@ def _told(revision: int, decision: ReviewDecision) -> dict[str, Any]:
 
 def _refused(status: int, request: Request, error: Exception) -> Response:
     return _json(_as_json({"error": str(error)}), status=status)
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    return _json(_as_json({"error": failure_of("", error).message}), status=500)
 
 
 def _as_json(content: object) -> bytes:
