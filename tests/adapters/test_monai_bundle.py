@@ -313,6 +313,12 @@ def test_a_disk_that_fails_leaves_no_part_of_a_bundle(run, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+def test_authors_that_are_not_valid_text_are_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match=r"must be valid UTF-8; one is not"):
+        export_bundle(run, tmp_path / "bundle", authors="A. \udcff")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["$print(1)", "@device", "%configs/inference.json::device"])
 def test_names_that_monai_would_take_for_code_are_refused(name, run, tmp_path):
     named = replace(run, dataset=replace(run.dataset, classes=("background", "a", "b", name)))

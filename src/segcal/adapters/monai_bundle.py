@@ -21,6 +21,7 @@ import json
 import os
 import re
 import shutil
+import unicodedata
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -154,8 +155,11 @@ def _json(content: Any) -> bytes:
 
 
 def _check_plain(content: Any) -> None:
-    """Refuse names that MONAI would run as code, or take for a reference, when it reads the bundle."""
-    found = re.search(r'(?<!\\)"([$@%][^"]*|_target_)', json.dumps(content, ensure_ascii=False))
+    """Refuse names that are not valid text, or that MONAI would run as code or take for a reference."""
+    text = json.dumps(content, ensure_ascii=False)
+    if any(unicodedata.category(sign) == "Cs" for sign in text):
+        raise ConfigError("texts in a bundle must be valid UTF-8; one is not. Correct --authors or --copyright.")
+    found = re.search(r'(?<!\\)"([$@%][^"]*|_target_)', text)
     if found is not None:
         raise ConfigError(
             f"names in a bundle must not begin with $, @ or %, which MONAI takes for code or a reference; got "
