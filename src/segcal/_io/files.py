@@ -11,6 +11,7 @@ import re
 import shutil
 import stat
 import tempfile
+import unicodedata
 import uuid
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -74,15 +75,31 @@ def reject_pipe(path: str | os.PathLike[str]) -> None:
 def make_folder(folder: Path) -> None:
     """Make a folder, unless it is there, and see that files can be made in it, before there is work to lose."""
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
         with tempfile.TemporaryFile(dir=folder):
             pass
 
 
+def real_path(path: Path) -> Path:
+    """Return the path without symbolic links; unlike `Path.resolve`, links in a circle are no error."""
+    return Path(os.path.realpath(path))
+
+
+def text_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path as results name it; FileError if it is not valid text, which no results file takes."""
+    absolute = os.path.abspath(path)
+    if any(unicodedata.category(sign) == "Cs" for sign in absolute):
+        raise FileError(f"{absolute} must be a path of valid UTF-8 text; it is not. Rename the folder.")
+    return absolute
+
+
 def stay_outside(out: Path, source: Path, what: str) -> None:
     """Refuse to write into a folder of inputs, or beside an input that is a file."""
-    root = (source if source.is_dir() else source.parent).resolve()
-    if out.resolve() == root or (source.is_dir() and out.resolve().is_relative_to(root)):
+    root = real_path(source if source.is_dir() else source.parent)
+    if real_path(out) == root or (source.is_dir() and real_path(out).is_relative_to(root)):
         raise ConfigError(
             f"--out must lie outside of the {what}, which stay as they are; got {out} in {root}. Choose another folder."
         )
@@ -96,6 +113,9 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     (on Windows it stays).
     """
     with writing(path):
+        if path.exists() and not path.is_file():  # a device, such as /dev/null, would be replaced by a file
+            kind = "a folder" if path.is_dir() else "a device or a pipe"
+            raise FileError(f"{path} must be a file to write; it is {kind}. Give another file name.")
         _remove_left(path)
         partial, opened = _open_partial(path)
         try:

@@ -23,6 +23,7 @@ from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.fine import blocks
 from segcal.evaluation.intervals import (
     FEWEST_PATIENTS,
+    MOST_RESAMPLES,
     error_interval,
     expanded,
     holm,
@@ -163,7 +164,7 @@ def compare(
     if not 0 < level < 1:
         raise ConfigError(f"level must lie between 0 and 1, as 0.95; got {level}.")
     for word, number in (("resamples", resamples), ("draws", draws)):
-        check_integer(word, number)
+        check_integer(word, number, most=MOST_RESAMPLES)
     parts, unmatched = match(flat(evaluations), bins=bins, background=background)
     methods: dict[str, list[Evaluation]] = defaultdict(list)
     for method, _, part in parts:

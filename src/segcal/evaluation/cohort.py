@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from segcal import __version__
 from segcal._io.ending import import_whole
-from segcal._io.files import stay_outside
+from segcal._io.files import real_path, stay_outside, text_path
 from segcal._io.jobs import (
     Executor,
     Failure,
@@ -147,14 +147,12 @@ def evaluate(
         )
         for files in pairing.cases
     ]
-    about: dict[str, Any] = {
-        "folders": {"predictions": os.path.abspath(predictions), "labels": os.path.abspath(drawn[0])}
-    }
+    about: dict[str, Any] = {"folders": {"predictions": text_path(predictions), "labels": text_path(drawn[0])}}
     if members:
         about["mean"] = {
             "of": mean,
             "logits": pairing.cases[0].averaging.logits,
-            "members": [os.path.abspath(maps) for maps in (predictions, *members)],
+            "members": [text_path(maps) for maps in (predictions, *members)],
         }
     outcome = measure_cohort(
         cases,
@@ -244,12 +242,13 @@ def label_folders(labels: str | os.PathLike[str] | Sequence[str | os.PathLike[st
 
 def _find_repeated(paths: Sequence[Path]) -> Path | None:
     """Return the first path that leads to the same file or folder as one before it."""
-    return next((path.resolve() for i, path in enumerate(paths) if any(_is_same(path, one) for one in paths[:i])), None)
+    repeated = (path for i, path in enumerate(paths) if any(_is_same(path, other) for other in paths[:i]))
+    return next(map(real_path, repeated), None)
 
 
 def _is_same(one: Path, other: Path) -> bool:
     """Whether both paths lead to one place, for folders also if they differ in upper and lower case alone."""
-    return one.resolve() == other.resolve() or (one.is_dir() and other.is_dir() and one.samefile(other))
+    return real_path(one) == real_path(other) or (one.is_dir() and other.is_dir() and one.samefile(other))
 
 
 def _rated(predictions: Path, labels: Sequence[Path], raters_from: RatersFrom) -> Pairing:
@@ -272,7 +271,7 @@ def _rater_names(folders: Sequence[Path]) -> list[str]:
 
     The name is that of the folder, with the names of as many folders above as it takes until all names differ.
     """
-    parts = [[_UNPORTABLE.sub("_", part) for part in folder.resolve().parts] for folder in folders]
+    parts = [[_UNPORTABLE.sub("_", part) for part in real_path(folder).parts] for folder in folders]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["-".join(levels[-depth:]) for levels in parts]
         distinct = {unicodedata.normalize("NFC", name.casefold()) for name in names}  # as file systems may compare
@@ -294,7 +293,7 @@ def with_calibrator(options: Options, calibrator: str | os.PathLike[str]) -> Opt
     from segcal.calibrators import load_calibrator
     from segcal.evaluation.calibrated import check_fits
 
-    path = os.path.abspath(calibrator)
+    path = text_path(calibrator)
     fitted = load_calibrator(path)
     check_fits(fitted, options)
     return replace(options, calibrator=path, calibrator_fingerprint=fitted.fingerprint)

@@ -23,6 +23,7 @@ from segcal._io.files import reject_pipe
 from segcal.errors import ConfigError, FileError, check_integer, check_seed
 from segcal.statistics import BinStatistics
 
+MOST_RESAMPLES = 10**6  # intervals gain no digit from more
 FRAME = re.compile(r"(?P<patient>patient\d+)_frame\d+")  # ACDC: two frames of each patient
 TOGETHER = 2**22  # weights of draws that are made at a time: 32 MB
 FEWEST_PATIENTS = 5  # below that nothing is tested and no interval is given: with few, chance passes for an effect
@@ -51,7 +52,7 @@ def patients_of(cases: Sequence[str], rule: str | None = None) -> tuple[str, ...
         return tuple(known[case] for case in cases)
     try:
         pattern = re.compile(rule)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(f"patients must be 'none', a .csv file or a regular expression; {rule!r}: {error}.") from None
     if pattern.groups < 1:
         raise ConfigError(f"the expression for patients must have a group, as (patient\\d+)_; got {rule!r}.")

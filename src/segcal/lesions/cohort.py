@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from segcal import __version__
-from segcal._io.files import stay_outside, write_whole
+from segcal._io.files import stay_outside, text_path, write_whole
 from segcal._io.jobs import (
     Executor,
     Job,
@@ -106,6 +106,7 @@ def evaluate_lesions(
     for source, what in ((labels, "labels"), (predictions, "predictions")):
         stay_outside(out, Path(source), what)
     meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), bins=20, calibrator=calibrator)
+    folders = {"predictions": text_path(predictions), "labels": text_path(labels)}
     asked = _Asked(sizes, bins, patients, level, resamples, seed)
     _check(pairing, meant, classes, asked)
     with open_parts(out) as parts:
@@ -130,7 +131,6 @@ def evaluate_lesions(
         summary = _summary(found, rules, asked) if found else None
         lesions = [lesion for own, _ in found.values() for lesion in own]
         outcome = LesionOutcome(lesions, summary, sorted(failures), pairing)
-        folders = {"predictions": os.path.abspath(predictions), "labels": os.path.abspath(labels)}
         write_lesions(outcome, out, {"version": __version__, "folders": folders, "options": asdict(meant)})
         keep_only(parts, [paths[name] for name in names])
     return outcome
@@ -143,14 +143,19 @@ def _check(
     asked: _Asked,
 ) -> None:
     """Refuse what cannot be meant, before there is work to lose."""
+    from segcal.binning import MOST_BINS
     from segcal.errors import SegcalError, check_seed
+    from segcal.evaluation.intervals import MOST_RESAMPLES, patients_of
 
     if asked.sizes is not None:
         from segcal.lesions.numbers import check_limits
 
         check_limits(asked.sizes)
-    for word, number in (("bins", 1 if asked.bins is None else asked.bins), ("resamples", asked.resamples)):
-        check_integer(word, number)
+    if asked.bins is not None:
+        check_integer("bins", asked.bins, most=MOST_BINS)
+    check_integer("resamples", asked.resamples, most=MOST_RESAMPLES)
+    if asked.patients is not None:
+        patients_of([files.name for files in pairing.cases], asked.patients)
     if not 0 < asked.level < 1:
         raise ConfigError(f"level must lie between 0 and 1, as 0.95; got {asked.level}.")
     check_seed(asked.seed)

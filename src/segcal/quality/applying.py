@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from segcal import __version__
-from segcal._io.files import stay_outside
+from segcal._io.files import stay_outside, text_path
 from segcal._io.jobs import Executor, Pool, keep_only, key_of, open_parts, stamp, threads_of
 from segcal.errors import ConfigError
 from segcal.evaluation.cohort import CaseJob, Progress, measure_parts
@@ -63,6 +63,7 @@ def apply_quality(
     learned = quality if isinstance(quality, Quality) else load_quality(quality)
     source, out = Path(predictions), Path(out)
     stay_outside(out, source, "predictions")
+    folders = {"predictions": text_path(source)}
     options = learned.reading(calibrator)
     threads = threads_of(workers) if executor is None else 1
     cases = [
@@ -88,7 +89,7 @@ def apply_quality(
             make_queue(learned, found, patients=patients),
             failures=tuple(outcome.failures),
             notes=outcome.notes,
-            provenance={"folders": {"predictions": os.path.abspath(source)}, "options": asdict(options)},
+            provenance={"folders": folders, "options": asdict(options)},
         )
         write_queue(queue, out, statistics=statistics)
         keep_only(parts, kept)

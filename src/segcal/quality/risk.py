@@ -31,6 +31,7 @@ Array = NDArray[Any]
 Risk = Literal["fnr", "fdr", "dice-loss"]
 
 STEPS = 1000  # of lambda
+LEAST_LEVEL = 1e-6  # a smaller one would need more than a million patients
 CONFIDENCE = 0.9  # that the risk of `dice-loss` is within its level
 TESTED = tuple(round(0.5 - 0.05 * i, 2) for i in range(10))  # thresholds for `dice-loss`, in this order
 
@@ -87,8 +88,8 @@ def learn_thresholds(
     """
     one_of("risk", risk, get_args(Risk))
     kind = cast(Risk, risk)
-    if not is_number(level) or not 0 < level < 1:
-        raise ConfigError(f"the level of a risk must lie between 0 and 1, as 0.1; got {level!r}.")
+    if not is_number(level) or not LEAST_LEVEL <= level < 1:
+        raise ConfigError(f"the level of a risk must be at least {LEAST_LEVEL:g} and below 1; got {level!r}.")
     curves = threshold_curves(stats)
     learn = _test if kind == "dice-loss" else _control
     own = best_threshold(stats).bin.numpy() if kind == "dice-loss" and adaptive else None

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from segcal._io.files import real_path
 from segcal._io.jobs import key_of
 from segcal._io.words import listed
 from segcal.datasets import DataCase, Split
@@ -178,7 +179,7 @@ def _check_pair(first: Run, other: Run, *, with_data: bool) -> None:
                 f"members of an ensemble must have the same {', '.join(_ALIKE[:-1])} and {_ALIKE[-1]}; those of "
                 f"{names} differ in {what}: {one} and {another}."
             )
-    roots = [run.dataset.root.resolve() for run in (first, other)]
+    roots = [real_path(run.dataset.root) for run in (first, other)]
     if with_data and roots[0] != roots[1]:
         raise ConfigError(
             f"members of an ensemble must have the same data; {names} have {roots[0]} and {roots[1]}. If they are the "

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from segcal import __version__
-from segcal._io.files import new_file, reject_pipe
+from segcal._io.files import new_file, real_path, reject_pipe
 from segcal._io.jobs import Executor, MapJob, Maps, in_turn, key_of, make_maps, stamp, unchanged
 from segcal._io.parsing import parse_json
 from segcal.calibrators import Calibrator
@@ -291,7 +291,7 @@ def predict(
         write_own(out / BESIDE_MAPS, run.dataset.classes, run.dataset.values, run.dataset.regions)
 
     asked = run.cases(side) if cases is None else cases
-    if out.resolve() in {path.parent.resolve() for case in asked for path in case.files}:
+    if real_path(out) in {real_path(path.parent) for case in asked for path in case.files}:
         raise ConfigError(f"--out must be another folder than that of the images, which stay as they are; got {out}.")
     jobs = [job(case) for case in asked]
     return make_maps(out, "predictions.json", jobs, lambda done, total, name: progress(done, total), begin=begin)
