@@ -57,7 +57,7 @@ def audit_predictions(
     segcal.errors.ConfigError: predictions must be a folder of maps or a model folder of nnU-Net; nowhere is not there.
     """
     check_integer("workers", workers)
-    check_integer("cases", cases)
+    check_integer("cases", cases, least=0)
     truth, pictures = (None if path is None else Path(path) for path in (labels, images))
     sources, out = find_sources(Path(predictions), truth, pictures, options or ReadOptions()), Path(out)
     for source, what in ((sources.predictions, "predictions"), (sources.labels, "labels")):
