@@ -111,10 +111,8 @@ def on_disk(values: Tensor, folder: Path) -> Tensor:
 
 def method_of(config: RunConfig) -> str:
     """As the table names it: what the loss is."""
-    ace = config.loss.ace
-    if not ace.weight:
-        return BASELINE
-    return f"soft-ace {ace.weight:g}" + (f" from {ace.begin:.0%}" if ace.begin else "")
+    weight = config.loss.ace.weight
+    return f"soft-ace {weight:g}" if weight else BASELINE
 
 
 def splits(studies: list[Path], root: Path | None, place: Path) -> Iterator[Split]:

@@ -222,19 +222,6 @@ def test_the_best_network_is_that_of_the_epoch_with_the_highest_validation_dice(
     assert figures == pytest.approx({metric: float(best[metric]) for metric in figures}, abs=1e-6)
 
 
-def test_a_calibration_term_may_begin_late_and_what_it_trained_is_what_is_kept(root, tmp_path):
-    """The first half is that of dice-ce; the best network is one of the second half, whatever the Dice before was."""
-    late = tiny.tiny_config("acdc", root, epochs=EPOCHS, more=("loss.ace.begin=0.5",))
-    done = train(late, tmp_path / "late")
-    train(tiny.tiny_config("acdc", root, epochs=EPOCHS, method="dice-ce"), tmp_path / "plain")
-    one, other = (rows(tmp_path / name) for name in ("late", "plain"))
-    assert [row["loss"] for row in one[:2]] == [row["loss"] for row in other[:2]]
-    assert one[2]["loss"] != other[2]["loss"]
-    assert [float(row["ace_loss"]) > 0 for row in one] == [False, False, True, True]
-    assert done.best_epoch > 2
-    assert done.best_dice == max(float(row["dice"]) for row in one[2:])
-
-
 def test_a_run_is_described_by_what_lies_in_its_folder(whole, root):
     config = read_config(whole / "config.toml")
     assert config == tiny.tiny_config("acdc", root, epochs=EPOCHS).resolved(open_dataset("acdc", root))

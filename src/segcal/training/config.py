@@ -164,13 +164,19 @@ class AceConfig(Section):
     """The calibration term."""
 
     weight: float = Field(default=0.0, ge=0)
-    begin: float = Field(default=0.0, ge=0, lt=1)
-    """The share of the epochs that are trained without it first."""
     bins: int = Field(default=20, ge=1, le=MOST_BINS)
     kernel: Kernel = "hard"
     bandwidth: float | None = None
     empty_bins: EmptyBins = "skip"
     absent_classes: AbsentClasses = "zero"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_begin(cls, content: Any) -> Any:
+        """Accept `begin = 0.0`, which version 0.3.0 wrote into every run's config.toml."""
+        if isinstance(content, dict) and content.get("begin") == 0:
+            return {key: value for key, value in content.items() if key != "begin"}
+        return content
 
 
 class LossConfig(Section):
@@ -179,18 +185,6 @@ class LossConfig(Section):
     dice: float = Field(default=1.0, ge=0)
     ce: float = Field(default=1.0, ge=0)
     ace: AceConfig = AceConfig()
-
-    @model_validator(mode="after")
-    def _something_comes_first(self) -> LossConfig:
-        if self.ace.begin and not self.dice + self.ce:
-            raise ValueError("must have dice or ce to train with until ace.begin")
-        return self
-
-    def until_ace(self) -> LossConfig:
-        """What the first epochs are trained with, until `ace.begin`."""
-        if not self.ace.begin:
-            return self
-        return self.model_copy(update={"ace": self.ace.model_copy(update={"weight": 0.0})})
 
     def build(self) -> SegmentationLoss:
         ace = self.ace
@@ -248,8 +242,6 @@ class RunConfig(Section):
         for key in NO_MATTER:
             section, name = key.split(".")
             content[section].pop(name)
-        if not content["loss"]["ace"]["begin"]:
-            del content["loss"]["ace"]["begin"]  # runs of before there was such a key stay what they are
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def resolved(self, dataset: Dataset) -> RunConfig:

@@ -151,8 +151,6 @@ class _Training:
         torch.manual_seed(config.seed)
         self.network = build_network(config, dataset).to(team.device)
         self.loss = config.loss.build().to(team.device)
-        self.first_loss = config.loss.until_ace().build().to(team.device)
-        self.first_epochs = config.loss.ace.begin * (config.training.epochs or 0)
         self.optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=self._peak_rate, weight_decay=config.training.weight_decay
         )
@@ -190,7 +188,6 @@ class _Training:
 
     def _train_epoch(self, network: nn.Module, loader: Any, epoch: int) -> dict[str, float]:
         network.train()
-        loss = self.first_loss if epoch <= self.first_epochs else self.loss
         # Dropout and the like start anew each epoch, so that an interrupted run draws the same.
         torch.manual_seed(int(np.random.default_rng([self.config.seed, 2, epoch, self.team.rank]).integers(2**62)))
         start, sums = time.perf_counter(), torch.zeros(4, dtype=torch.float64, device=self.team.device)
@@ -201,7 +198,7 @@ class _Training:
             image, labels = (part.to(self.team.device, non_blocking=True) for part in (image, labels))
             with torch.autocast(self.team.device.type, enabled=self.half):
                 logits = network(image)
-            terms = loss.terms(logits, labels)
+            terms = self.loss.terms(logits, labels)
             self.optimizer.zero_grad(set_to_none=True)
             scaled: Any = self.scaler.scale(terms.total)
             scaled.backward()
@@ -245,11 +242,11 @@ class _Training:
         return self._peak_rate * 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (training.epochs - warmup)))
 
     def _validate(self, epoch: int) -> dict[str, float]:
-        """Means over validation cases and classes; the best network so far is kept, of those the whole loss trained."""
+        """Return means over validation cases and classes, and save the network if its Dice is the best so far."""
         evaluation = evaluate_prepared(self.network, self.validation, self.store, self.dataset, self.config, self.team)
         values = evaluation.case_values()
         row = {metric: values[None, metric].nanmean().item() for metric in ("dice", "ace", "ece", "mce")}
-        if self.best_epoch <= self.first_epochs < epoch or row["dice"] > self.best_dice:
+        if not self.best_epoch or row["dice"] > self.best_dice:
             self.best_epoch, self.best_dice = epoch, -math.inf if math.isnan(row["dice"]) else row["dice"]
             if self.team.first:
                 content = {"network": self.network.state_dict(), "epoch": epoch, "dice": row["dice"]}
