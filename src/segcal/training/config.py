@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -58,15 +58,6 @@ def _plain(content: Any) -> Any:
     if not (isinstance(content, (str, bool, int)) or is_number(content)):
         raise ValueError(f"must consist of words, finite numbers and lists of them, not of {content!r}")
     return content
-
-
-def _integers(content: Any) -> Iterator[int]:
-    """All that the content holds, at any depth."""
-    if isinstance(content, int):
-        yield content
-    elif isinstance(content, (dict, list)):
-        for value in content.values() if isinstance(content, dict) else content:
-            yield from _integers(value)
 
 
 Settings = Annotated[dict[str, Any], AfterValidator(_plain)]
@@ -126,8 +117,6 @@ PAPER_NETWORK: dict[str, Any] = {
 
 FETCHING = ("weights", "path_or_repo_id", "filename")
 """Arguments by which networks of MONAI load files from elsewhere, beside those that begin with pretrained."""
-MOST_OF_ANYTHING = 1 << 14
-"""Blocks, filters and the like of a network: with more of them it would never be built."""
 
 
 class NetworkConfig(Section):
@@ -142,14 +131,6 @@ class NetworkConfig(Section):
         for key in options:
             if key.startswith("pretrained") or key in FETCHING:
                 raise ValueError(f"must not fetch weights, as {key!r} does")
-        return options
-
-    @field_validator("options")
-    @classmethod
-    def _ends(cls, options: dict[str, Any]) -> dict[str, Any]:
-        for key, value in options.items():
-            if any(number > MOST_OF_ANYTHING for number in _integers(value)):
-                raise ValueError(f"must be numbers up to {MOST_OF_ANYTHING:,}; {key!r} is larger")
         return options
 
     @model_validator(mode="before")
