@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 
 import numpy as np
@@ -115,33 +117,32 @@ def test_the_same_seed_gives_the_same_network_and_leaves_torchs_own_alone(cases)
     assert not torch.equal(one.transform(logits), other.transform(logits))
 
 
-@pytest.mark.parametrize("settings", [{}, {"dilations": (1, 2)}, {"image": True}])
+@pytest.mark.parametrize("settings", [{}, {"dilations": (1, 2)}])
 def test_a_file_brings_back_the_same_temperatures(cases, tmp_path, settings):
-    with_image = [(*case, torch.randn(2, *case[1].shape)) for case in cases]
-    fitted = LocalTemperature(**QUICK, **settings).fit(with_image)
+    fitted = LocalTemperature(**QUICK, **settings).fit(cases)
     fitted.save(tmp_path / "c.json")
     again = load_calibrator(tmp_path / "c.json")
-    logits, _, image = with_image[0]
-    assert torch.equal(again.transform(logits, image=image), fitted.transform(logits, image=image))
+    logits, _ = cases[0]
+    assert torch.equal(again.transform(logits), fitted.transform(logits))
     assert again.spatial == bool(settings)
+    assert again.fingerprint == fitted.fingerprint != again.weakened(0.5).fingerprint
 
 
-def test_an_image_that_tells_where_the_network_is_too_sure_is_used():
-    def case(seed):
-        logits, labels = drawn((10, 10, 10), seed=seed)
-        image = torch.zeros(1, 10, 10, 10)
-        image[:, :5] = 100.0
-        return torch.where(image > 0, 3 * logits, logits), labels, image
-
-    cases = [case(seed) for seed in range(6)]
-    seeing, blind = (LocalTemperature(steps=150, width=16, ace=0, image=image).fit(cases) for image in (True, False))
-    logits, labels, image = case(50)
-    best = nll(drawn((10, 10, 10), seed=50)[0], labels)
-    assert nll(seeing.transform(logits, image=image), labels) - best < 0.3 * (
-        nll(blind.transform(logits), labels) - best
-    )
-    with pytest.raises(ShapeError, match="needs an image of 1 channels on the grid; got none"):
-        seeing.transform(logits)
+def test_a_file_of_version_0_3_0_loads_with_its_fingerprint(cases, fitted, tmp_path):
+    """0.3.0 had a setting `image` and a number of channels; files of quality models refer to the fingerprint."""
+    content = json.loads(fitted.to_json())
+    content["settings"] = {"image": False} | content["settings"]
+    content["state"] = {"channels": 0} | content["state"]
+    text = json.dumps(content, indent=2)
+    path = tmp_path / "c.json"
+    path.write_text(text, encoding="utf-8")
+    again = load_calibrator(path)
+    logits, _ = cases[0]
+    assert torch.equal(again.transform(logits), fitted.transform(logits))
+    assert again.fingerprint == hashlib.sha256(text.encode()).hexdigest()[:16]
+    path.write_text(text.replace('"image": false', '"image": true'), encoding="utf-8")
+    with pytest.raises(SegcalError, match="it was fitted with image=True, which this version does not have"):
+        load_calibrator(path)
 
 
 @pytest.mark.parametrize("axes", [2, 3])
@@ -400,8 +401,6 @@ def test_what_cannot_be_learned_from_is_refused(cases, fitted):
     broken[0, 0, 0, 0] = math.nan
     with pytest.raises(RangeError, match="must be finite"):
         LocalTemperature(**QUICK).fit([(broken, labels)])
-    with pytest.raises(ShapeError, match=r"image=True needs cases .* case 0 has none"):
-        LocalTemperature(**QUICK, image=True).fit(cases)
     with pytest.raises(ShapeError, match="every case must have 3 classes, as the first has; case 1 has 4"):
         LocalTemperature(**QUICK).fit([cases[0], drawn((4, 4, 4), classes=4)])
     with pytest.raises(ConfigError, match="case 0 has none"):

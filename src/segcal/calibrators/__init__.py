@@ -103,7 +103,7 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
         content = parse_json(Path(path).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
-        return make_calibrator(content["method"], **content["settings"]).restore(content)
+        return make_calibrator(content["method"], **_current_settings(content["settings"])).restore(content)
     except OSError as error:
         raise FileError(f"{path} must be a calibrator; {error.strerror or error}. Check the path.") from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
@@ -111,3 +111,10 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
         raise SegcalError(
             f"{path} must be a calibrator that segcal wrote; {reason}. Fit it again with `segcal calibrate fit`."
         ) from error
+
+
+def _current_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Drop the settings that version 0.3.0 had beyond those of this version."""
+    if settings.get("image"):
+        raise ValueError("it was fitted with image=True, which this version does not have")
+    return {name: value for name, value in settings.items() if name != "image"}

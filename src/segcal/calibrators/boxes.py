@@ -22,7 +22,7 @@ from segcal.calibrators.stream import (
     volume_of,
     voxels_of,
 )
-from segcal.errors import ConfigError, ShapeError
+from segcal.errors import ConfigError
 
 SURE = 0.99  # voxels surer than this stay in the outermost bins: ACE must not steer them, the likelihood does
 MOST_BOXES = 8  # of a case
@@ -30,11 +30,10 @@ KEPT_BYTES = 1 << 30  # of all boxes
 
 
 class Box(NamedTuple):
-    """A case, or a part of it: logits and labels; the image and the neighbors where they are wanted."""
+    """A case, or a part of it: logits and labels; the neighbors where they are wanted."""
 
     logits: Tensor
     labels: Tensor
-    image: Tensor | None = None
     neighbors: Tensor | None = None
     """(axis, class, ...): their mean probabilities, as `smoothing.around` gives them."""
     weights: Tensor | None = None
@@ -68,7 +67,6 @@ class Drawing:
     activation: Activation
     box_voxels: int
     side_by_side: bool
-    image: bool
     neighbors: bool
 
     def draw(self, cases: CaseStream, number: int, seed: int) -> tuple[list[list[Box]], int]:
@@ -100,10 +98,10 @@ class Drawing:
         """Some voxels of a case, as many from each of its parts as that is large; and how many it has."""
         found: list[Box] = []
         seen = total = 0
-        for logits, labels in [volume_of(case)[:2]] if self.neighbors else slabs_of(case):
+        for logits, labels in [volume_of(case)] if self.neighbors else slabs_of(case):
             if not logits[0].numel():
                 continue
-            part = self._checked(place, logits, labels, None)
+            part = self._checked(place, logits, labels)
             total = total or voxels_of(case, len(logits))
             most = min(MOST_BOXES * self.box_voxels, max(1, int(most_bytes / part.bytes_of_voxel)))
             found.append(self._thin(part, most * part.voxels / total, random))
@@ -113,21 +111,14 @@ class Drawing:
         parts = zip(*found, strict=True)
         return [Box(*(None if part[0] is None else torch.cat(part, -1) for part in parts))], seen  # type: ignore[arg-type]
 
-    def _checked(self, place: int, logits: Tensor, labels: Tensor, image: Tensor | None) -> Box:
+    def _checked(self, place: int, logits: Tensor, labels: Tensor) -> Box:
         """A case or a part of it, if it can be learned from."""
         flat, truth = flatten(logits, labels, self.activation)
         if not flat.shape[1]:
             raise ConfigError(f"there must be voxels to fit a calibrator on; case {place} has none. Remove the case.")
         need_finite(flat)
-        if self.image and (image is None or image.shape[1:] != logits.shape[1:]):
-            raise ShapeError(
-                f"image=True needs cases (logits, labels, image), the image (channel, ...) on the grid of the logits; "
-                f"case {place} has {'none' if image is None else tuple(image.shape)}."
-                " Pass the image of each case."
-            )
-        seen = standardized(image.detach().float()) if image is not None and self.image else None
         truth = truth.reshape(*truth.shape[:-1], *logits.shape[1:]).to(torch.uint8)
-        return Box(flat.float().reshape(logits.shape), truth, seen)
+        return Box(flat.float().reshape(logits.shape), truth)
 
     def _neighbors_of(self, whole: Box, places: Tensor) -> Tensor | None:
         """(axis, class, voxel) of the voxels at these places of a whole case, if they are wanted."""
@@ -198,10 +189,3 @@ def box_size(shape: Sequence[int], most_voxels: int) -> tuple[int, ...]:
 def sureness(logits: Tensor, activation: Activation) -> Tensor:
     """Probability of what is decided, (1 or class, ...)."""
     return logits.softmax(0).amax(0, keepdim=True) if activation == "softmax" else logits.abs().sigmoid()
-
-
-def standardized(image: Tensor) -> Tensor:
-    """Each channel less its mean, by its deviation."""
-    axes = tuple(range(1, image.ndim))
-    deviation = image.std(axes, keepdim=True).clamp(min=1e-6)
-    return (image - image.mean(axes, keepdim=True)) / deviation

@@ -90,6 +90,7 @@ class Calibrator(ABC):
         self._inputs: Inputs = "logits"
         self._report: FitReport | None = None
         self._strength = 1.0
+        self._stored_fingerprint: str | None = None
 
     @property
     def classes(self) -> int | None:
@@ -124,6 +125,7 @@ class Calibrator(ABC):
             raise ConfigError(f"the strength must be a number from 0 to 1; got {strength!r}.")
         other = copy(self)
         other._strength = float(strength)
+        other._stored_fingerprint = None
         return other
 
     @abstractmethod
@@ -139,6 +141,7 @@ class Calibrator(ABC):
     def _end_fit(self, classes: int | None, inputs: Inputs, report: FitReport) -> None:
         """Take over what a fit has in common with those of all methods."""
         self._classes, self._inputs, self._report = classes, inputs, report
+        self._stored_fingerprint = None
 
     @abstractmethod
     def _apply(self, logits: Tensor) -> Tensor:
@@ -191,22 +194,24 @@ class Calibrator(ABC):
         if not 0 <= self._strength <= 1:
             raise ValueError("its strength must be a number from 0 to 1")
         self.set_state(content["state"])
+        self._stored_fingerprint = _fingerprint_of(
+            json.dumps(content, indent=2)
+        )  # also of an older file
         return self
 
-    def transform(self, logits: Tensor, *, image: Tensor | None = None) -> Tensor:
+    def transform(self, logits: Tensor) -> Tensor:
         """Calibrated logits, in the precision of those given (float32 for half).
 
         ConfigError before the fit, ShapeError for another number of classes than that of the fit.
 
         logits: (class, ...), of one case.
-        image: (channel, ...) on the same grid, for a local temperature that was fitted with images.
         """
         self.check(logits)
         values = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         if self.inputs == "probabilities" and self.activation == "softmax" and not self.any_shift:
             values = values.log_softmax(0)
         with torch.no_grad():
-            calibrated = self._transform(values, image)
+            calibrated = self._transform(values)
             if self.strength == 0:
                 calibrated = values
             elif self.strength < 1:
@@ -215,7 +220,7 @@ class Calibrator(ABC):
             return calibrated
         return (keep_decisions if self.activation == "softmax" else keep_sides)(logits, calibrated)
 
-    def _transform(self, logits: Tensor, image: Tensor | None) -> Tensor:
+    def _transform(self, logits: Tensor) -> Tensor:
         flat = logits.detach().reshape(len(logits), math.prod(logits.shape[1:]))
         calibrated = torch.empty_like(flat)
         for start in range(0, flat.shape[1], step := max(1024, CACHED_ELEMENTS // len(flat))):
@@ -263,12 +268,16 @@ class Calibrator(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """Another one gives other results."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+        """A hash of all of it. A file that an older version wrote keeps its hash, to which quality files refer."""
+        return self._stored_fingerprint or _fingerprint_of(self.to_json())
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
         return f"{type(self).__name__}({settings})"
+
+
+def _fingerprint_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _between(before: Tensor, after: Tensor, share: float, activation: Activation) -> Tensor:

@@ -42,7 +42,7 @@ def training_seconds(calibrator: Calibrator, *, classes: int, shape: Sequence[in
 
 def step_seconds(calibrator: LocalTemperature, classes: int, shape: Sequence[int]) -> float:
     """Of a step of the training on cases of this shape, by a trial with random logits."""
-    trial = LocalTemperature(**calibrator.settings() | {"steps": 2, "image": False})
+    trial = LocalTemperature(**calibrator.settings() | {"steps": 2})
     for size in ((1,) * len(shape), box_size(shape, trial.box_voxels) if trial.spatial else tuple(shape)):
         logits = torch.randn(classes, *size)
         labels = logits.argmax(0) if trial.activation == "softmax" else (logits > 0).long()

@@ -2,8 +2,8 @@
 
 A positive temperature leaves the most probable class, so that its Dice stays exactly what it was (that of a union of
 classes may not), while the average calibration error, which is part of what is minimized here, falls. The network looks
-at how the logits of a voxel stand to each other; with `dilations` also at its neighbors, with `image` also at the
-image. With `smoothing` probabilities are averaged with those of the neighbors first, by shares that are learned, too.
+at how the logits of a voxel stand to each other; with `dilations` also at its neighbors. With `smoothing` probabilities
+are averaged with those of the neighbors first, by shares that are learned, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from segcal.binning import MOST_BINS
-from segcal.calibrators.boxes import Box, Drawing, lessons, standardized
+from segcal.calibrators.boxes import Box, Drawing, lessons
 from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs, decided
 from segcal.calibrators.objective import average_error, soft_statistics
 from segcal.calibrators.smoothing import compiled, smooth_volume, smoothed
@@ -35,18 +35,18 @@ STEP_WORK = 3 << 18  # voxels of a case times (classes + 4) in a step: 98,304 vo
 
 
 class TemperatureNetwork(nn.Module):
-    """Logits (class, ...) and perhaps an image to the logarithm of temperatures.
+    """Logits (class, ...) to the logarithm of temperatures.
 
     Of a softmax one for each voxel, (1, ...); of a sigmoid one for each voxel and class, since each is a decision by
     itself. All temperatures are 1 at first.
     """
 
     def __init__(
-        self, classes: int, axes: int, activation: Activation, *, channels: int, width: int, dilations: Sequence[int]
+        self, classes: int, axes: int, activation: Activation, *, width: int, dilations: Sequence[int]
     ) -> None:
         super().__init__()
         convolution: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[axes]
-        seen = channels + (classes + 2 if activation == "softmax" else 2 * classes)
+        seen = classes + 2 if activation == "softmax" else 2 * classes
         layers: list[nn.Module] = []
         for dilation in dilations:
             layers += [convolution(seen, width, 3, padding=dilation, dilation=dilation), nn.GELU()]
@@ -78,9 +78,7 @@ def _everywhere(layer: Any, values: Tensor) -> Tensor:
     return found.reshape(-1, *values.shape[1:])
 
 
-def features_of(
-    logits: Tensor, image: Tensor | None, activation: Activation, *, largest: Tensor | None = None
-) -> Tensor:
+def features_of(logits: Tensor, activation: Activation, *, largest: Tensor | None = None) -> Tensor:
     """What the network sees, each about within -2 and 2; a constant added to all logits of a softmax is not seen.
 
     largest: the classes that the logits decide for, as `decided` gives them, where they are known.
@@ -94,8 +92,6 @@ def features_of(
         parts = [apart.clamp(min=-CLIP) / 4 + 1, second.neg().clamp(max=CLIP) / 4 - 1, entropy]
     else:
         parts = [logits.clamp(-CLIP, CLIP) / 4, logits.abs().clamp(max=CLIP) / 4 - 1]
-    if image is not None:
-        parts.append(image)
     return torch.cat(parts)
 
 
@@ -108,10 +104,9 @@ class LocalTemperature(Calibrator):
     smoothing: whether each probability is averaged first with those of the neighbors along each axis, by shares that
         are learned with the temperatures; no decision changes.
     dilations: a convolution over three voxels along each axis for each; none: every voxel by itself.
-    image: whether the network sees the image, too; cases are then (logits, labels, image).
     width, steps: of the network; of its training.
     bins: of that error.
-    box_voxels: with neighbors or an image, up to eight boxes of this size are learned from in a larger case, around
+    box_voxels: with dilations, up to eight boxes of this size are learned from in a larger case, around
         doubtful voxels.
     seed: of the network's start and of all draws.
 
@@ -130,7 +125,6 @@ class LocalTemperature(Calibrator):
         nll: float = 1.0,
         smoothing: bool = False,
         dilations: Sequence[int] = (),
-        image: bool = False,
         width: int = 16,
         steps: int = 300,
         bins: int = 20,
@@ -147,29 +141,21 @@ class LocalTemperature(Calibrator):
         self.width, self.steps = check_integer("width", width), check_integer("steps", steps)
         self.bins = check_integer("bins", bins, most=MOST_BINS)
         self.box_voxels = check_integer("box_voxels", box_voxels)
-        self.ace, self.nll, self.smoothing, self.image = ace, nll, smoothing, image
+        self.ace, self.nll, self.smoothing = ace, nll, smoothing
         self.seed = check_seed(seed)
         self.network: TemperatureNetwork | None = None
         self.shares: Tensor | None = None
         """(axis): of each probability, what comes from the neighbors along an axis; None: nothing."""
-        self.axes, self.channels = 1, 0
+        self.axes = 1
 
     @property
     def spatial(self) -> bool:
-        return self._looks_around or self.smoothing
-
-    @property
-    def _looks_around(self) -> bool:
-        """Whether the network needs voxels side by side."""
-        return bool(self.dilations) or self.image
+        return bool(self.dilations) or self.smoothing
 
     @property
     def drawing(self) -> Drawing:
         """How cases are drawn from for a fit."""
-        return Drawing(
-            self.activation, self.box_voxels, side_by_side=self._looks_around, image=self.image,
-            neighbors=self.smoothing,
-        )  # fmt: skip
+        return Drawing(self.activation, self.box_voxels, side_by_side=bool(self.dilations), neighbors=self.smoothing)
 
     @property
     def fitted(self) -> bool:
@@ -180,7 +166,7 @@ class LocalTemperature(Calibrator):
         return True
 
     def settings(self) -> dict[str, Any]:
-        own = ("ace", "nll", "smoothing", "dilations", "image", "width", "steps", "bins", "box_voxels", "seed")
+        own = ("ace", "nll", "smoothing", "dilations", "width", "steps", "bins", "box_voxels", "seed")
         return super().settings() | {name: getattr(self, name) for name in own}
 
     def fit(
@@ -197,7 +183,6 @@ class LocalTemperature(Calibrator):
         first = boxes[0][0]
         self._classes = len(first.logits)
         self.axes = first.logits.ndim - 1 if first.neighbors is None else len(first.neighbors)
-        self.channels = 0 if first.image is None else len(first.image)
         most = STEP_WORK / (self._classes + 4)
         for i, drawn in enumerate(boxes):
             boxes[i] = [part for box in drawn for part in lessons(box, self.activation, most)]
@@ -260,7 +245,7 @@ class LocalTemperature(Calibrator):
             if network is not None:
                 if shares is not None and box.neighbors is not None:
                     logits = smoothed(logits, box.neighbors, shares, self.activation, largest=box.largest)
-                logarithm = self._logarithm(network, logits, box.image, largest=box.largest)
+                logarithm = self._logarithm(network, logits, largest=box.largest)
                 assert box.sure is not None  # `lessons` has looked
                 steered = logits / torch.where(box.sure & learning, logarithm.detach(), logarithm).exp()
                 logits = logits / logarithm.exp()
@@ -272,25 +257,23 @@ class LocalTemperature(Calibrator):
         together = average_error(pooled, "ace", background=self.activation == "sigmoid")
         return (torch.stack(aces).mean() + together) / 2, torch.stack(nlls).mean()
 
-    def _logarithm(
-        self, network: TemperatureNetwork, logits: Tensor, image: Tensor | None, *, largest: Tensor | None = None
-    ) -> Tensor:
+    def _logarithm(self, network: TemperatureNetwork, logits: Tensor, *, largest: Tensor | None = None) -> Tensor:
         """Log-temperatures (1 or class, ...)."""
-        features = features_of(logits, image, self.activation, largest=largest)
-        found: Tensor = network(features if self._looks_around else features.flatten(1))
+        features = features_of(logits, self.activation, largest=largest)
+        found: Tensor = network(features if self.dilations else features.flatten(1))
         return found.reshape(-1, *logits.shape[1:])
 
     def _new_network(self) -> TemperatureNetwork:
         assert self.classes is not None  # a file or the cases have told
         return TemperatureNetwork(
-            self.classes, self.axes if self._looks_around else 1, self.activation,
-            channels=self.channels, width=self.width, dilations=self.dilations,
+            self.classes, self.axes if self.dilations else 1, self.activation,
+            width=self.width, dilations=self.dilations,
         )  # fmt: skip
 
-    def temperatures(self, logits: Tensor, *, image: Tensor | None = None) -> Tensor:
+    def temperatures(self, logits: Tensor) -> Tensor:
         """(1, ...) of (class, ...) logits; (class, ...) for a sigmoid. For inspection."""
         self.check(logits)
-        return self._temperatures(self._smoothed(logits), image)
+        return self._temperatures(self._smoothed(logits))
 
     def _smoothed(self, logits: Tensor) -> Tensor:
         """Logits (class, ...) with what comes from the neighbors."""
@@ -303,27 +286,20 @@ class LocalTemperature(Calibrator):
             return logits
         return smooth_volume(logits, self.shares, self.activation)
 
-    def _temperatures(self, logits: Tensor, image: Tensor | None) -> Tensor:
+    def _temperatures(self, logits: Tensor) -> Tensor:
         assert self.network is not None  # it is fitted
-        if self.image and (image is None or image.shape != (self.channels, *logits.shape[1:])):
-            came = "none" if image is None else str(tuple(image.shape))
-            raise ShapeError(
-                f"the calibrator needs an image of {self.channels} channels on the grid; got {came}."
-                " Pass the image with the same channels."
-            )
-        seen = standardized(image.float()) if self.image and image is not None else None
         with torch.no_grad():
-            return self._logarithm(self.network, logits, seen).exp().to(logits)
+            return self._logarithm(self.network, logits).exp().to(logits)
 
     def _apply(self, logits: Tensor) -> Tensor:
-        return logits / self._temperatures(logits, None)
+        return logits / self._temperatures(logits)
 
-    def _transform(self, logits: Tensor, image: Tensor | None) -> Tensor:
+    def _transform(self, logits: Tensor) -> Tensor:
         values = self._smoothed(logits.detach())
-        if self._looks_around:
-            return values / self._temperatures(values, image)
+        if self.dilations:
+            return values / self._temperatures(values)
         if not compiled(values):
-            return super()._transform(values, image)
+            return super()._transform(values)
         from segcal.kernels import numba_local
 
         assert self.network is not None  # it is fitted
@@ -338,12 +314,12 @@ class LocalTemperature(Calibrator):
         assert self.network is not None  # `save` has looked
         weights = {name: value.tolist() for name, value in self.network.state_dict().items()}
         smoothing = {} if self.shares is None else {"shares": self.shares.tolist()}
-        return {"axes": self.axes, "channels": self.channels, "weights": weights} | smoothing
+        return {"axes": self.axes, "weights": weights} | smoothing
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.axes, self.channels = int(state["axes"]), int(state["channels"])
-        if self.axes not in (1, 2, 3) or self.channels < 0 or self.classes is None:
-            raise ValueError("its axes, channels and classes must be those of a local temperature")
+        self.axes = int(state["axes"])
+        if self.axes not in (1, 2, 3) or self.classes is None:
+            raise ValueError("its axes and classes must be those of a local temperature")
         network = self._new_network()
         network.load_state_dict({name: torch.tensor(value) for name, value in state["weights"].items()})
         if not all(bool(value.isfinite().all()) for value in network.state_dict().values()):

@@ -1,7 +1,7 @@
 """Cases as calibrators read them: again and again, piece by piece, never all at once.
 
-A case is a tuple (logits, labels) or (logits, labels, image), logits (class, ...) and labels (...) as class indices, or
-(class, ...) as zeros and ones for classes that overlap; or it is an object whose `slabs()` yields such tuples of some
+A case is a tuple (logits, labels), logits (class, ...) and labels (...) as class indices, or (class, ...) as zeros and
+ones for classes that overlap; or it is an object whose `slabs()` yields such tuples of some
 of its voxels each, so that not even one case need fit in memory, and whose `volume()` gives the whole of it. If it has
 `voxels(classes)`, that tells how many there are without reading them.
 """
@@ -86,12 +86,12 @@ def slabs_of(case: Any) -> Iterator[tuple[Tensor, Tensor]]:
         yield case[0], case[1]
 
 
-def volume_of(case: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Logits, labels and image (if there is one) of a whole case."""
+def volume_of(case: Any) -> tuple[Tensor, Tensor]:
+    """Return logits and labels of a whole case."""
     if hasattr(case, "volume"):
-        logits, labels, image = case.volume()
-        return logits, labels, image
-    return case[0], case[1], case[2] if len(case) > 2 else None
+        logits, labels = case.volume()
+        return logits, labels
+    return case[0], case[1]
 
 
 def voxels_of(case: Any, classes: int) -> int:

@@ -130,8 +130,8 @@ class FolderCase:
         stored = (read_array(path, keys=PROBABILITY_KEYS, peek=True) for path in self.files.predictions)
         return sum(array.values.size for array in stored) // classes
 
-    def volume(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits (class, x, y, z), labels and no image, with the axes turned to right, front and head.
+    def volume(self) -> tuple[Tensor, Tensor]:
+        """Logits (class, x, y, z) and labels, with the axes turned to right, front and head.
 
         Where voxels are left out, no box remains: logits are (class, voxel) then.
         """
@@ -141,9 +141,9 @@ class FolderCase:
         counted = counted_voxels(labels, self.options)
         logits, truth = self._counted(values, labels, counted)
         if not isinstance(counted, slice):
-            return logits, truth, None
+            return logits, truth
         turned = turn(truth.reshape(-1, *shape), orientation)
-        return turn(logits.reshape(-1, *shape), orientation), turned if truth.ndim == 2 else turned[0], None
+        return turn(logits.reshape(-1, *shape), orientation), turned if truth.ndim == 2 else turned[0]
 
     def _counted(self, values: Array, labels: Array, counted: Array | slice) -> tuple[Tensor, Tensor]:
         """Logits and labels of the voxels that count."""
