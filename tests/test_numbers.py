@@ -25,7 +25,6 @@ from segcal.evaluation.raters import read_rater_rows
 from segcal.lesions.case import Lesion
 from segcal.lesions.components import Rules, match_components
 from segcal.lesions.numbers import groups_of, summarize
-from segcal.study.choose import Candidate, choose, parse_rule
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "numbers.md"
 
@@ -359,12 +358,6 @@ def in_figures(comparison):
     yield "radar"
     assert pareto_front([(0.9, 0.2), (0.8, 0.1), (0.8, 0.2)]) == [1, 0]
     yield "front"
-    candidates = [
-        Candidate(name, 0, {"dsc": dsc, "macro-ace": ace})
-        for name, dsc, ace in (("base", 0.9, 0.2), ("good", 0.896, 0.15), ("costly", 0.8, 0.1))
-    ]
-    assert choose(candidates, parse_rule("dsc >= baseline - 0.005"), baseline="base").method == "good"
-    yield "choice"
     logits, labels = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, -1.0]]), torch.tensor([1, 0, 0])
     report = Temperature().fit([(logits, labels)]).report
     right, wrong = math.log1p(math.exp(-1)), math.log1p(math.e)

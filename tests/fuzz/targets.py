@@ -207,7 +207,6 @@ preset = "small"
 seeds = [0, 1]
 methods = ["dice-ce", "dice-ce + temperature", "mine"]
 maps = 1
-choose = "dsc >= baseline - 0.005"
 [set.training]
 epochs = 2
 [datasets."The phantom"]

@@ -84,32 +84,6 @@ def test_runs_means_and_front_stand_where_their_numbers_are(picture, near):
     assert drawn.nothing_clipped()
 
 
-def test_a_budget_is_a_dashed_line_with_a_shade_to_its_left(picture):
-    figure = new_figure()
-    ax = figure.add_subplot()
-    made = pareto(ax, RUNS, budget=0.82)  # left of all runs
-    assert "outside the budget" in made
-    (line,) = (each for each in ax.lines if set(each.get_xdata()) == {0.82})
-    assert line.is_dashed()
-    low, high = ax.get_xlim()
-    assert 0.81 < low < 0.82
-    assert high > 0.88
-    drawn = picture(figure)
-    inside, outside = drawn.at(ax, 0.825, 0.13), drawn.at(ax, (low + 0.82) / 2, 0.13)
-    assert inside == (255, 255, 255)
-    assert max(outside) < 250
-
-
-def test_a_budget_changes_no_limit_if_it_lies_within():
-    limits = []
-    for budget in (None, NAN, 0.86):
-        ax = new_figure().add_subplot()
-        made = pareto(ax, RUNS, budget=budget)
-        limits.append((ax.get_xlim(), ax.get_ylim()))
-    assert limits[0] == limits[1] == limits[2]
-    assert "outside the budget" in made
-
-
 def test_a_method_with_a_run_without_value_has_no_mean_and_is_not_on_the_front(picture):
     figure = new_figure()
     made = pareto(figure.add_subplot(), [*RUNS, TradeOff("new", 0.99, 0.01), TradeOff("new", NAN, 0.01)])
@@ -138,7 +112,7 @@ def test_few_runs_can_be_drawn(runs, front, picture):
 def test_panels_share_colors_and_one_legend(picture):
     figure = new_figure(7.16, 4.5)
     panels = {"ACDC": RUNS[3:], "KiTS": RUNS, "BraTS": RUNS[:3]}
-    axes = pareto_figure(figure, panels, budgets={"KiTS": 0.85})
+    axes = pareto_figure(figure, panels)
     assert list(axes) == list(panels)
     places = [ax.get_subplotspec() for ax in axes.values()]
     assert [(place.rowspan.start, place.colspan.start) for place in places] == [(0, 0), (0, 1), (1, 0)]
@@ -146,7 +120,7 @@ def test_panels_share_colors_and_one_legend(picture):
     assert [ax.get_xlabel() != "" for ax in axes.values()] == [False, True, True]
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["hL1-ACE", "sL1-ACE", "DSC+CE", "CE", "front", "outside the budget"]
+    assert names == ["hL1-ACE", "sL1-ACE", "DSC+CE", "CE", "front"]
     shown = {name: (line.get_color(), line.get_marker()) for name, line in zip(names, legend.get_lines(), strict=False)}
     for ax in axes.values():
         for line in ax.lines:
@@ -179,5 +153,3 @@ def test_names_and_panels_that_do_not_fit_are_refused():
         pareto(ax, [TradeOff("front", 0.8, 0.1)])
     with pytest.raises(ConfigError, match="at least one; got none"):
         pareto_figure(new_figure(), {})
-    with pytest.raises(ConfigError, match=r"\('ACDC'\); got 'KiTS'"):
-        pareto_figure(new_figure(), {"ACDC": RUNS}, budgets={"KiTS": 0.8})

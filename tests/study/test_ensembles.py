@@ -14,9 +14,8 @@ from segcal import Evaluation
 from segcal.cli import app
 from segcal.errors import ConfigError
 from segcal.study import do_runs, load_study, make_plan, open_study, read_study, running, work
-from segcal.study.estimate import describe_plan, estimate
 from segcal.study.overview import overview
-from segcal.study.slurm import slurm_script
+from segcal.study.plan import describe_plan
 from segcal.study.summary import collect
 from segcal.training.ensemble import load_ensemble
 from segcal.training.runs import evaluate_run
@@ -28,7 +27,6 @@ title = "Ensembles"
 methods = ["dice-ce", "{both}", "{both} + temperature", "{over}"]
 seeds = [0, 1]
 preset = "paper"
-choose = "dsc >= 0"
 maps = 0
 [datasets.ACDC]
 dataset = "acdc"
@@ -110,27 +108,23 @@ def test_numbers_are_those_of_the_mean(shop, tmp_path):
     np.testing.assert_allclose(found.case_metrics()["ace"], expected.case_metrics()["ace"], atol=1e-5)
 
 
-def test_tables_choices_and_states_have_ensembles(shop):
+def test_tables_and_states_have_ensembles(shop):
     results = collect(shop)
     (found,) = results.datasets
     assert found.methods == ("dice-ce", BOTH, f"{BOTH} + temperature", OVER)
     assert found.seeds[OVER] == (0,)
-    assert results.chosen[0].choice is not None
     assert results.remarks == ()
     assert {row["status"] for row in results.rows} == {"done"}
     assert overview(shop).line == "7 runs: 7 done, 0 running, 0 failed, 0 waiting"
 
 
-def test_an_ensemble_costs_what_its_members_say_of_cases(shop):
+def test_an_ensemble_is_planned_without_epochs_and_its_members_for_its_methods(shop):
     rows = {row.run: row for row in describe_plan(shop.plan)}
     for run in ensembles(shop.plan):
-        cost = estimate(run)
-        assert (cost.epochs, cost.steps, cost.training_pflop) == (0, 0, 0)
-        plain = [estimate(member).inference_pflop for member in run.members]
-        assert 0 < cost.inference_pflop < sum(plain) * (1 + 2 * len(run.fittings))
-        assert rows[run.name].hours > 0
+        assert (rows[run.name].epochs, rows[run.name].steps) == (0, 0)
     member = ensembles(shop.plan)[0].members[1]
     assert rows[member.name].methods == (BOTH, f"{BOTH} + temperature")
+    assert rows[member.name].epochs == 1
 
 
 def test_only_an_ensemble_brings_its_members(folder, tmp_path, monkeypatch):
@@ -209,16 +203,10 @@ def test_plan_and_status_show_ensembles(shop, folder):
     assert "7 done" in done.output
 
 
-def test_ensembles_come_after_the_array_of_a_cluster(shop):
-    names = list(shop.plan.runs)
-    script = slurm_script(shop.plan, shop.out, open_runs=names, hours=None)
-    assert "ensemble" not in script.split("runs=(")[1]
-    assert "--array=0-3" in script
-    assert f"--gres=gpu:1 --wrap 'segcal study run {shop.out.absolute()}'" in script
-    rest = [run.name for run in ensembles(shop.plan)]
-    script = slurm_script(shop.plan, shop.out, open_runs=rest, hours=None)
-    assert "--array=0-2" in script
-    assert "--wrap 'segcal study report" in script
+def test_names_for_job_scripts_are_those_of_the_runs_that_train(shop, folder):
+    done = CliRunner().invoke(app, ["study", "plan", str(folder / "mine.toml"), "--names"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.split() == [name for name, run in shop.plan.runs.items() if not run.members]
 
 
 @pytest.mark.parametrize(

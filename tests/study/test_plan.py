@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import layouts
 import pytest
+import torch
 
-from segcal.datasets import make_phantom
+from segcal.datasets import make_phantom, make_split, open_dataset
 from segcal.errors import ConfigError, FileError
-from segcal.study.plan import make_plan, read_study, shipped_studies
+from segcal.study.plan import describe_plan, make_plan, read_study, shipped_studies, steps_per_epoch
+from segcal.training.config import make_config
+from segcal.training.data import patch_loader
+from segcal.training.distributed import Processes
+from segcal.training.preprocessing import PreparedStore
 
 SMALL = """
 title = "Two datasets"
@@ -173,7 +179,7 @@ def test_data_are_found_by_name_in_a_folder_or_by_the_environment(folder, monkey
         ("set.loss.ace.weight = 4", "set.seed = 4", "leave seed to the study"),
         ('datasets."two more"', 'datasets."two/more"', "letters, digits"),
         ('title = "Two datasets"', "title = ", "must be TOML"),
-        ('title = "Two datasets"', 'title = "Two"\nchoose = "dice"', "a condition must be"),
+        ('title = "Two datasets"', 'title = "Two"\nchoose = "dsc >= 0"', "unknown key 'choose'"),
         ("[set.training]", "[sweep]\nmethods = ['hard-ace']\n[set.training]", "'hard-ace' is not"),
     ],
 )
@@ -199,3 +205,59 @@ def test_the_study_in_the_documentation_is_one(tmp_path, monkeypatch):
     plan = make_plan(read_study(tmp_path / "mine.toml"), tmp_path / "out")
     assert (len(plan.arms), len(plan.runs)) == (12, 9)
     assert "Dataset005_Prostate" in plan.missing["prostate"]
+
+
+@pytest.mark.parametrize(("batch_size", "patches_per_case"), [(1, 1), (2, 1), (5, 1), (3, 2), (64, 3)])
+def test_steps_per_epoch_are_the_batches_of_the_loader(tmp_path, batch_size, patches_per_case):
+    changes = [f"training.batch_size={batch_size}", f"training.patches_per_case={patches_per_case}"]
+    dataset = open_dataset("acdc", layouts.write_acdc(tmp_path, patients=7, test_patients=2))
+    config = make_config(dataset="acdc", root=tmp_path, changes=["data.patch=[16, 8, 4]", *changes]).resolved(dataset)
+    names = make_split(dataset).train
+    cases = [case for case in dataset.cases if case.name in names]
+    store = PreparedStore(tmp_path / "prepared", dataset, config.data)
+    loader, _ = patch_loader(cases, store, config, Processes(0, 1, torch.device("cpu")))
+    assert steps_per_epoch(len(cases), config) == len(loader)
+
+
+@pytest.fixture
+def shipped_plan(monkeypatch, tmp_path):
+    """The plan of an included study, with the data that are given."""
+    monkeypatch.delenv("SEGCAL_DATA", raising=False)
+    return lambda name, **options: make_plan(read_study(name), tmp_path / "out", **options)
+
+
+def test_without_data_the_steps_follow_from_the_cases_of_the_paper(shipped_plan):
+    rows = describe_plan(shipped_plan("paper"))
+    assert len(rows) == 4 * 4
+    assert {row.dataset: row.steps for row in rows} == {  # patients (ACDC: two frames each) / batches of two x epochs
+        "ACDC 17": 90 * 2 / 2 * 600,
+        "AMOS 22": 216 / 2 * 600,
+        "BraTS 21": 1000 / 2 * 1250,
+        "KiTS 23": 352 / 2 * 1250,
+    }
+    assert rows[0] == ("ACDC_17-dice-ce-seed0", "ACDC 17", ("dice-ce", "dice-ce + temperature"), 0, 600, 54_000)
+    assert [row.methods for row in rows[1:4]] == [("ce",), ("hard-ace",), ("soft-ace",)]
+
+
+def test_runs_of_the_sensitivity_study_are_shared(shipped_plan):
+    rows = describe_plan(shipped_plan("sensitivity"))
+    assert len(rows) == 1 + 2 * (5 + 7 - 1)
+    assert sum(len(row.methods) for row in rows) == 23
+    assert {row.steps for row in rows} == {54_000}
+
+
+def test_only_epochs_are_known_of_a_dataset_that_describes_itself(shipped_plan):
+    rows = describe_plan(shipped_plan("hippocampus"))
+    assert len(rows) == 4 * 3
+    assert {(row.epochs, row.steps) for row in rows} == {(25, None)}
+
+
+def test_with_data_the_row_has_the_name_of_the_folder(shipped_plan, tmp_path):
+    layouts.write_acdc(tmp_path / "heart", patients=7, test_patients=2)
+    plan = shipped_plan("paper", data=[f"ACDC 17={tmp_path / 'heart'}"])
+    rows = describe_plan(plan)
+    assert [row.run for row in rows[:4]] == list(plan.runs)[:4]
+    assert [row.run for row in rows[4:8]] == [
+        f"AMOS_22-{name}-seed0" for name in ("dice-ce", "ce", "hard-ace", "soft-ace")
+    ]
+    assert [row.steps for row in rows[:4]] == [6 * 600] * 4  # twelve frames of six patients

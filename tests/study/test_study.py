@@ -74,7 +74,7 @@ def arms(out: Path):
 def test_tables_figures_and_page_are_there(whole):
     out, done = whole
     assert {path.name for path in (out / "results").iterdir()} == {
-        "results.md", "results.tex", "results.csv", "runs.csv", "choice.json",
+        "results.md", "results.tex", "results.csv", "runs.csv",
     }  # fmt: skip
     page = (out / "report.html").read_text(encoding="utf-8")
     assert all(method in page and method in done.stdout for method in METHODS)
@@ -129,27 +129,14 @@ def test_every_number_of_the_tables_follows_from_the_files_of_cases(whole):
         assert f"{ace.mean():.3f} ± {ace.std(ddof=1):.3f}" in text
 
 
-def test_the_choice_is_made_on_validation_cases_and_told_with_its_test_result(whole):
-    out, done = whole
-    (choice,) = json.loads((out / "results" / "choice.json").read_text())
-    rows = rows_of(out / "results" / "runs.csv")
-    budget = float(rows[0]["validation dsc"]) - 0.005
-    within = [row for row in rows if float(row["validation dsc"]) >= budget]
-    best = min(within, key=lambda row: float(row["validation macro-ace"]))
-    assert choice["method"] == best["method"]
-    assert choice["test"]["macro-ace"] == float(best["test macro-ace"])
-    assert f"{best['method']} has the lowest macro-ACE there" in " ".join(done.stdout.split())
-
-
-def test_another_rule_needs_no_run_again(whole, tables, no_figures):
+def test_a_report_needs_no_run_again(whole, no_figures):
     def times():
         return {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*") if path.is_file()}
 
     out, _ = whole
     before = times()
-    done = study("report", out, "--choose", "dsc >= 0")
+    done = study("report", out)
     assert done.exit_code == 0, done.output
-    assert json.loads((out / "results" / "choice.json").read_text())[0]["rule"] == "dsc >= 0"
     assert times() == before
 
 
@@ -314,16 +301,18 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path, monkeypatch):
     assert studies.numbers(killed.out) == studies.numbers(serial.out)
 
 
-def test_a_plan_lists_runs_epochs_hours_and_what_is_missing(monkeypatch, tmp_path):
+def test_a_plan_lists_runs_epochs_steps_and_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.delenv("SEGCAL_DATA", raising=False)
     done = study("plan", "paper")
     assert done.exit_code == 1  # data are missing
     text = " ".join(done.stdout.split())
-    assert "16 runs: about" in text
-    assert "GPU hours" in text
-    for word in ("1250", "600", "ACDC 17: the folder ACDC must be there", "KiTS 23: the folder KiTS"):
+    for word in ("16 runs.", "1250", "600", "54000"):
         assert word in text
+    assert "ACDC 17: the folder ACDC must be there" in text
+    assert "KiTS 23: the folder KiTS" in text
     assert not list(tmp_path.iterdir())
+    done = study("plan", "paper", "--names")
+    assert (done.exit_code, done.stdout) == (1, "")  # a run without data cannot start
 
 
 def test_the_list_names_every_study():
@@ -332,12 +321,27 @@ def test_the_list_names_every_study():
         assert name in done.stdout
 
 
-def test_slurm_prints_a_job_for_each_open_run(root, tmp_path):
-    done = study("plan", "phantom", "--out", tmp_path, "--data", f"phantom={root}", "--slurm")
+@pytest.mark.usefixtures("one_thread", "no_figures")
+def test_only_trains_one_run_by_its_name_and_a_later_run_adds_the_others(root, tmp_path):
+    """As the tasks of a job array do, each with a line of `segcal study plan --names`."""
+    options = ["--data", f"phantom={root}", "--set", "training.epochs=1"]
+    names = study("plan", "phantom", *options, "--names").stdout.splitlines()
+    assert [name.split("-seed0-")[0] for name in names] == [
+        "phantom-dice-ce", "phantom-ce", "phantom-hard-ace", "phantom-soft-ace",
+    ]  # fmt: skip
+    out = tmp_path / "out"
+    done = study("run", "phantom", "--out", out, *options, "--only", names[1])
     assert done.exit_code == 0, done.output
-    assert "#SBATCH --array=0-3" in done.stdout
-    assert f"srun segcal study run {tmp_path} --only" in done.stdout
-    assert (tmp_path / "study.toml").exists()
+    assert [path.name for path in (out / "runs").iterdir()] == [names[1]]
+    assert not (out / "report.html").exists()
+    assert "4 runs: 1 done" in study("status", out).stdout
+    weights = (out / "runs" / names[1] / "best.pt").stat().st_mtime_ns
+    done = study("run", "phantom", "--out", out, *options)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in (out / "runs").iterdir()) == sorted(names)
+    assert (out / "runs" / names[1] / "best.pt").stat().st_mtime_ns == weights
+    assert {row["status"] for row in rows_of(out / "results" / "runs.csv")} == {"done"}
+    assert (out / "report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -347,9 +351,7 @@ def test_slurm_prints_a_job_for_each_open_run(root, tmp_path):
         (["run", "phantom", "--out", "x", "--jobs", "2", "--dask", "tcp://x:1"], "got both"),
         (["run", "nothing", "--out", "x"], "a study must be a .toml file"),
         (["run", "phantom", "--out", "x", "--set", "training.epochs"], "KEY=VALUE"),
-        (["run", "phantom", "--out", "x", "--choose", "dsc"], "a condition must be"),
         (["run", "phantom", "--out", "x", "--only", "a"], "--only"),
-        (["plan", "phantom", "--slurm"], "--out must be given"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_runs(arguments, what, root, tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from handmade import evaluation_of
 from layouts import write_acdc
 from typer.testing import CliRunner
 
@@ -21,9 +20,8 @@ from segcal._io.jobs import Failure
 from segcal.calibrators import make_calibrator
 from segcal.cli import app
 from segcal.study import do_runs, open_study, read_study, work
-from segcal.study.choose import parse_rule
 from segcal.study.figures import Drawn
-from segcal.study.summary import DatasetResults, _choice_sentence, _chosen, collect
+from segcal.study.summary import collect
 from segcal.training.runs import load_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,7 +29,6 @@ STUDY = """
 title = "Calibrators"
 methods = ["dice-ce", "dice-ce + isotonic"]
 preset = "paper"
-choose = "dsc >= 0"
 [datasets.ACDC]
 dataset = "acdc"
 root = "data/database"
@@ -103,11 +100,11 @@ def test_a_validation_case_is_measured_without_its_patient_and_a_test_case_with_
     np.testing.assert_allclose(tested, error(whole, values, labels), atol=1e-5)
 
 
-def test_the_choice_reads_the_numbers_of_the_cross_fit(shop):
+def test_validation_numbers_are_those_of_the_cross_fit(shop):
     results = collect(shop)
-    (candidate,) = [each for each in results.datasets[0].candidates["validation"] if "isotonic" in each.method]
-    assert candidate.values["macro-ace"] == saved(shop, "calibrated/isotonic/validation").means()["macro", "ace"]
-    assert results.chosen[0].unjudged == ()
+    (run,) = [each for each in results.datasets[0].run_values["validation"] if "isotonic" in each.method]
+    assert run.values["macro-ace"] == saved(shop, "calibrated/isotonic/validation").means()["macro", "ace"]
+    assert not any("without validation results" in note for note in results.notes)
 
 
 def test_results_of_a_fit_to_the_same_cases_are_done_again_and_nothing_else(shop, monkeypatch):
@@ -153,29 +150,15 @@ def test_killed_between_two_fits_it_goes_on_to_the_same_numbers(shop, tmp_path, 
         assert torch.equal(one.case_metrics()["ace"], two.case_metrics()["ace"])
 
 
-def test_with_one_validation_patient_a_calibrator_cannot_be_chosen_and_that_is_said(tmp_path, monkeypatch):
+def test_with_one_validation_patient_a_calibrator_has_no_validation_results_and_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr("segcal.study.running.write_figures", lambda *_: Drawn((), ()))
     write_study(tmp_path, SIDES | {3: "train", 4: "train"})
     done = CliRunner().invoke(app, ["study", "run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    text = " ".join(done.stdout.split())
-    assert "dice-ce has the lowest macro-ACE there" in text
-    assert "Not to be chosen: dice-ce + isotonic. A calibrator is judged on validation cases that it was not" in text
-    assert "Not to be chosen: dice-ce + isotonic" in (tmp_path / "out" / "report.html").read_text()
-    (choice,) = json.loads((tmp_path / "out" / "results" / "choice.json").read_text())
-    assert (choice["method"], choice["not_judged"]) == ("dice-ce", ["dice-ce + isotonic"])
+    note = "ACDC, without validation results: dice-ce + isotonic. A calibrator is measured on validation cases that it"
+    assert note in " ".join(done.stdout.split())
+    assert note in (tmp_path / "out" / "report.html").read_text()
     assert not list((tmp_path / "out").glob("runs/*/calibrated/*/validation"))
-
-
-def test_a_baseline_that_cannot_be_judged_leaves_no_choice():
-    part = evaluation_of(torch.full((2, 2), 0.1), torch.full((2, 2), 0.8))
-    comparison = SimpleNamespace(methods=("a + temperature", "b"))
-    tests = {"a + temperature": [part], "b": [part]}
-    found = DatasetResults("data", {"a + temperature": (0,), "b": (0,)}, {"b": [part]}, tests, comparison, ())
-    chosen = _chosen(found, parse_rule("dsc >= baseline"), "a + temperature")
-    assert chosen.choice is None
-    sentence = _choice_sentence(chosen)
-    assert "there is none. Not to be chosen: a + temperature." in sentence
 
 
 def test_a_run_tells_how_many_cases_failed_and_why():
@@ -189,7 +172,7 @@ def test_results_of_a_study_whose_baseline_is_gone_do_not_stay(shop, tmp_path, m
     out = shop.out
     command = ["study", "report", str(out)]
     assert CliRunner().invoke(app, command).exit_code == 0
-    assert "macro-ACE" in (out / "results" / "results.md").read_text()
+    assert "Macro-ACE" in (out / "results" / "results.md").read_text()
     assert (out / "figures" / "pareto.png").exists()
     (run,) = shop.plan.runs
     done = shop.runs / run / work.DONE

@@ -194,9 +194,7 @@ class Calibrator(ABC):
         if not 0 <= self._strength <= 1:
             raise ValueError("its strength must be a number from 0 to 1")
         self.set_state(content["state"])
-        self._stored_fingerprint = _fingerprint_of(
-            json.dumps(content, indent=2)
-        )  # also of an older file
+        self._stored_fingerprint = _fingerprint_of(json.dumps(content, indent=2))
         return self
 
     def transform(self, logits: Tensor) -> Tensor:

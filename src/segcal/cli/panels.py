@@ -12,15 +12,15 @@ PANELS = {
     ),
     "Output": (
         "as_json", "authors", "background", "bands", "browser", "cases", "copyright", "curvas", "decisions", "dtype",
-        "evaluate", "figures", "full", "masks", "nifti", "out", "prepared", "report", "reviewer", "slurm", "statistics",
+        "evaluate", "figures", "full", "masks", "nifti", "names", "out", "prepared", "report", "reviewer", "statistics",
         "title", "worst",
     ),
     "Method": (
-        "bins", "by", "change", "choose", "confidence", "connectivity", "epochs", "fixed", "flips", "folds", "holm",
+        "bins", "by", "change", "confidence", "connectivity", "epochs", "fixed", "flips", "folds", "holm",
         "level", "method", "min_size", "only", "overlap", "preset", "resamples", "risk", "rule", "seed", "setting",
         "sizes", "test", "threshold",
     ),
-    "Compute": ("dask", "jobs", "port", "tflops", "workers"),
+    "Compute": ("dask", "jobs", "port", "workers"),
 }  # fmt: skip
 OTHER = "Help"
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}

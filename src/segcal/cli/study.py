@@ -50,10 +50,6 @@ Change = Annotated[
         help="Changes a setting of all runs, for example training.epochs=5; can be repeated.",
     ),
 ]
-Choose = Annotated[
-    str | None,
-    typer.Option(metavar="RULE", help="Selects a method on validation cases, for example 'dsc >= baseline - 0.005'."),
-]
 
 
 @study.command(cls=Verb, epilog="Example: segcal study run hippocampus --data data --out study --jobs 2")
@@ -70,7 +66,6 @@ def run(
     ] = None,
     data: Data = None,
     change: Change = None,
-    choose: Choose = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="RUN", help="Does only this run, without a report; can be repeated.")
     ] = None,
@@ -85,14 +80,11 @@ def run(
             ending.end_with_stdin()
         from segcal.errors import ConfigError, one_of
         from segcal.study import do_runs, report_study
-        from segcal.study.choose import parse_rule
 
         if jobs is not None and dask is not None:
             raise ConfigError(
                 "--jobs and --dask must not be given together; got both. Use --jobs here or --dask on a cluster."
             )
-        if choose is not None:
-            parse_rule(choose)  # refused now rather than after hours
         shop = _open(source, out, data or (), change or ())
         names = [name for name, each in shop.plan.runs.items() if each.opened is not None]
         for name in only or ():
@@ -104,7 +96,7 @@ def run(
         if only:
             done = all(shop.is_done(shop.plan.runs[name]) for name in only)
         else:
-            done = _show_results(shop, report_study(shop, rule=choose))
+            done = _show_results(shop, report_study(shop))
     if not done:
         raise typer.Exit(1)
 
@@ -112,29 +104,19 @@ def run(
 @study.command(cls=Verb, epilog="Example: segcal study plan paper --data data")
 def plan(
     source: Source,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the study; required with --slurm.")] = None,
     data: Data = None,
     change: Change = None,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Prints a script for sbatch with one job per run.")] = False,
-    tflops: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Sustained TFLOP/s of your GPU, for the estimate of hours, for example 20."),
-    ] = None,
+    names: Annotated[
+        bool,
+        typer.Option("--names", help="Prints only the names of the runs that train, one per line, for job scripts."),
+    ] = False,
 ) -> None:
-    """Show each run, its cost and missing data; run nothing.
+    """Show each run, its epochs and steps, and missing data; run nothing.
 
     Exit code 1: data are missing.
     """
     with refusing():
-        from segcal.study.estimate import GPU_TFLOPS
-
-        if slurm:
-            shop = _open(source, out, data or (), change or ())
-            _say_missing(shop.plan)
-            _print_script(shop, tflops or GPU_TFLOPS)
-            missing = shop.plan.missing
-        else:
-            missing = _show_plan(source, out, data or (), change or (), tflops or GPU_TFLOPS).missing
+        missing = _show_plan(source, data or (), change or (), names=names).missing
     if missing:
         raise typer.Exit(1)
 
@@ -152,7 +134,7 @@ def status(folder: Folder) -> None:
 
 
 @study.command(cls=Verb, epilog="Example: segcal study report study")
-def report(folder: Folder, choose: Choose = None) -> None:
+def report(folder: Folder) -> None:
     """Compare the finished runs and write tables, figures and the page; run nothing.
 
     Exit code 1: a run is not finished or data are missing.
@@ -161,7 +143,7 @@ def report(folder: Folder, choose: Choose = None) -> None:
         from segcal.study import load_study, report_study
 
         shop = load_study(folder)
-        done = _show_results(shop, report_study(shop, rule=choose))
+        done = _show_results(shop, report_study(shop))
     if not done:
         raise typer.Exit(1)
 
@@ -233,7 +215,7 @@ def _say_missing(found: Plan) -> None:
 
 def _show_results(shop: Workshop, found: Results) -> bool:
     """Print the main tables and what they say; whether nothing is missing."""
-    show_tables(found.tables[:2], (*found.choices, *found.notes))
+    show_tables(found.tables[:2], found.notes)
     for state in found.failures:
         say(f"{state.name} failed: {state.message}")
     if found.datasets:
@@ -241,51 +223,39 @@ def _show_results(shop: Workshop, found: Results) -> bool:
     return not found.remarks
 
 
-def _show_plan(source: str, out: Path | None, data: Sequence[str], changes: Sequence[str], tflops: float) -> Plan:
+def _show_plan(source: str, data: Sequence[str], changes: Sequence[str], *, names: bool) -> Plan:
     import tempfile
 
-    from rich.table import Table
-
     from segcal.study import make_plan, read_study
-    from segcal.study.estimate import describe_plan, total
     from segcal.study.running import STUDY
 
-    if (Path(source) / STUDY).is_file():
-        source, out = os.fspath(Path(source) / STUDY), out or Path(source)
-    study = read_study(source, changes=changes)
+    path = Path(source) / STUDY
+    study = read_study(path if path.is_file() else source, changes=changes)
     with tempfile.TemporaryDirectory() as temporary:  # the phantom must be somewhere to be counted
-        plan = make_plan(study, out or temporary, data=data)
-        rows = describe_plan(plan, tflops)
-    table = Table(title=study.config.title, title_justify="left")
-    for heading in ("run", "dataset", "for", "seed", "epochs", "steps", "GPU hours"):
-        table.add_column(heading, justify="left" if heading in ("run", "dataset", "for") else "right", overflow="fold")
-    for row in rows:
-        table.add_row(
-            row.run, row.dataset, ", ".join(row.methods), str(row.seed), f"{row.epochs}", _known(row.steps, "d"),
-            _known(row.hours, ".1f"),
-        )  # fmt: skip
-    whole = total(rows)
-    unknown = f", {whole.unknown} of them of unknown cost" if whole.unknown else ""
-    sentence = (
-        f"{counted(whole.runs, 'run')}{unknown}: about {whole.hours:.1f} GPU hours at a sustained {tflops:g} TFLOP/s. "
-        "This is an estimate, not a measurement; set the speed of your GPU with --tflops."
-    )
-    show_tables([table], [sentence, *(f"{name}: {what}" for name, what in plan.missing.items())])
+        plan = make_plan(study, temporary, data=data)
+        if names:
+            _say_missing(plan)
+            for name, each in plan.runs.items():
+                if each.opened is not None and not each.members:
+                    print(name)
+        else:
+            notes = [f"{name}: {what}" for name, what in plan.missing.items()]
+            show_tables([_plan_table(plan)], [f"{counted(len(plan.runs), 'run')}.", *notes])
     return plan
 
 
-def _known(value: float, form: str) -> str:
-    return "-" if value != value else format(value, form)
+def _plan_table(plan: Plan) -> Table:
+    from rich.table import Table
 
+    from segcal.study.plan import describe_plan
 
-def _print_script(shop: Workshop, tflops: float) -> None:
-    from segcal.study.estimate import estimate
-    from segcal.study.slurm import slurm_script
-
-    there = [each for each in shop.plan.runs.values() if each.opened is not None and not shop.is_done(each)]
-    hours = [estimate(each).hours(tflops) for each in there]
-    known = [each for each in hours if each == each]
-    print(slurm_script(shop.plan, shop.out, open_runs=[each.name for each in there], hours=max(known, default=None)))
+    table = Table(title=plan.study.config.title, title_justify="left")
+    for heading in ("run", "dataset", "for", "seed", "epochs", "steps"):
+        table.add_column(heading, justify="left" if heading in ("run", "dataset", "for") else "right", overflow="fold")
+    for row in describe_plan(plan):
+        steps = "-" if row.steps is None else str(row.steps)
+        table.add_row(row.run, row.dataset, ", ".join(row.methods), str(row.seed), str(row.epochs), steps)
+    return table
 
 
 def _table(found: Overview) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,11 +13,6 @@ from segcal.cli.evaluation import show_outcome
 from segcal.cli.options import Calibrator, Dask, Dtype, Mean, dask_cluster
 from segcal.cli.orderly import Verb
 from segcal.cli.shown import progress_bar, refusing, say, say_maps, show_failures
-
-if TYPE_CHECKING:
-    from segcal.training.config import RunConfig
-
-SHORT_H = 0.25  # of a training; for longer ones there is a remedy
 
 
 @app.command(cls=Verb, epilog="Example: segcal train --dataset acdc --data-root data/ACDC --method soft-ace --out run")
@@ -51,29 +46,19 @@ def train(
         if os.environ.get("RANK", "0") != "0":
             run_training(made, out, prepared=prepared)
             return
-        _say_cpu_time(made, preset)
+        _say_cpu(preset)
         with progress_bar("epochs") as advance:
             done = run_training(made, out, prepared=prepared, progress=advance, say=say)
     say(f"best validation DSC {done.best_dice:.4f} in epoch {done.best_epoch} of {done.epochs}: {done.folder}")
 
 
-def _say_cpu_time(config: RunConfig, preset: str) -> None:
-    """Without a GPU, print the expected duration and a faster alternative."""
+def _say_cpu(preset: str) -> None:
+    """Without a GPU, print a faster alternative."""
     import torch
 
-    from segcal.calibrators.cost import duration
-    from segcal.datasets import open_dataset
-    from segcal.study.estimate import cpu_hours
-
-    if torch.cuda.is_available():
-        return
-    opened = open_dataset(config.data.dataset, config.data.root)
-    say("no GPU found: measuring a few steps to estimate the duration")
-    hours = cpu_hours(config, opened)
-    about = "an unknown time" if hours != hours else f"roughly {duration(3600 * hours)}"
-    say(f"the training takes {about} on this CPU")
-    if preset != "small" and not hours < SHORT_H:
-        say("for a smaller network, add --preset small")
+    if not torch.cuda.is_available():
+        hint = "" if preset == "small" else "; for a smaller network, add --preset small"
+        say(f"no GPU found: training on the CPU{hint}")
 
 
 @app.command(cls=Verb, epilog="Example: segcal predict run --split validation --out maps")

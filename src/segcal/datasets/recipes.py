@@ -33,7 +33,7 @@ def fitted_recipe(cases: Sequence[DataCase], channels: Sequence[str]) -> Recipe:
     if all(channel.upper() == "CT" for channel in channels):
         recipe = replace(recipe, intensity="window", window=CT_WINDOW)
     chosen = cases[:: -(-len(cases) // _MOST_HEADERS)] if cases else ()
-    headers = [header for case in chosen if (header := shape_and_spacing(case, len(channels))) is not None]
+    headers = [header for case in chosen if (header := _shape_and_spacing(case, len(channels))) is not None]
     if not headers:
         return recipe
     shapes, spacings = (np.array(column, np.float64) for column in zip(*headers, strict=True))
@@ -49,7 +49,7 @@ def fitted_recipe(cases: Sequence[DataCase], channels: Sequence[str]) -> Recipe:
     return replace(recipe, patch=patch, inference_patch=patch, crop_foreground=recipe.crop_foreground and not flat)
 
 
-def shape_and_spacing(case: DataCase, channels: int = 1) -> tuple[NDArray[Any], NDArray[Any]] | None:
+def _shape_and_spacing(case: DataCase, channels: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """Along the axes right, anterior, superior, to which training turns every image."""
     try:
         place = place_of(case.images[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from segcal.evaluation.diagrams import pareto_front
 from segcal.plots.colors import GRAY, method_colors
 from segcal.plots.style import LINE_PT, MARKERS, AnyFigure, add_title, legend_below, make_room, plain_axes, width_in_of
 
-FRONT, OUTSIDE = "front", "outside the budget"
+FRONT = "front"
 COLUMNS = 2  # of panels, at most
 SIZES = {"D": 5.0, "P": 7.0, "X": 7.0, "*": 8.5}  # points, so that all look equally large; 6 for others
 HINT = "Large: mean of a method's runs. Small: each run."
@@ -36,21 +35,19 @@ def pareto(
     *,
     colors: Mapping[str, str] | None = None,
     title: str | None = None,
-    budget: float | None = None,
 ) -> dict[str, Artist]:
     """Draw DSC against macro ACE, better to the right and below; the artists by the name a legend gives them.
 
     Runs are dots, means over a method's runs are large. Means that no other beats are ringed and joined by a step
-    line: no mean lies beyond it. Left of `budget`, a DSC, is shaded. What has no value is not drawn, and a
-    method with such a run has no mean.
+    line: no mean lies beyond it. What has no value is not drawn, and a method with such a run has no mean.
     """
     runs = list(runs)
     methods = list(dict.fromkeys(run.method for run in runs))
     colors = colors or method_colors(methods)
     if lost := [method for method in methods if method not in colors]:
         raise ConfigError(f"colors must have one for each method; {', '.join(map(repr, lost))} has none.")
-    if taken := {FRONT, OUTSIDE}.intersection(methods):
-        raise ConfigError(f"no method may be called {taken.pop()!r}, which means something else here; rename it.")
+    if FRONT in methods:
+        raise ConfigError(f"no method may be called {FRONT!r}, which means something else here; rename it.")
     markers = _markers(colors)
     made: dict[str, Artist] = {}
     means = []
@@ -68,8 +65,6 @@ def pareto(
         (made[FRONT],) = ax.plot(*zip(*front, strict=True), **line | ring)
     plain_axes(ax, x="DSC ↑", y="macro ACE ↓")
     ax.margins(0.1)
-    if budget is not None and math.isfinite(budget):
-        made[OUTSIDE] = _shade(ax, budget)
     across = max(1, min(5, int(width_in_of(ax) / 0.55)))  # numbers of several digits stand clear of each other
     ax.xaxis.set_major_locator(MaxNLocator(across, steps=[1, 2, 5, 10]))
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
@@ -84,18 +79,12 @@ def pareto_figure(
     panels: Mapping[str, Iterable[TradeOff]],
     *,
     colors: Mapping[str, str] | None = None,
-    budgets: Mapping[str, float] | None = None,
 ) -> dict[str, Axes]:
-    """Draw a panel for each name, two beside each other, over one legend; their axes by name.
-
-    `budgets` has the least DSC of the panels that have one.
-    """
+    """Draw a panel for each name, two beside each other, over one legend; their axes by name."""
     make_room(figure)
-    shown, budgets = {name: list(runs) for name, runs in panels.items()}, budgets or {}
+    shown = {name: list(runs) for name, runs in panels.items()}
     if not shown:
         raise ConfigError("panels must hold the runs of at least one; got none.")
-    if unknown := [name for name in budgets if name not in shown]:
-        raise ConfigError(f"budgets must be of panels ({', '.join(map(repr, shown))}); got {unknown[0]!r}.")
     runs = [run for each in shown.values() for run in each]
     methods = list(dict.fromkeys(run.method for run in runs))
     colors = colors or method_colors(methods)
@@ -105,12 +94,12 @@ def pareto_figure(
     made: dict[str, Artist] = {}
     for i, (name, own) in enumerate(shown.items()):
         ax = axes[name] = figure.add_subplot(rows, columns, i + 1)
-        made |= pareto(ax, own, colors=colors, title=name or None, budget=budgets.get(name))
+        made |= pareto(ax, own, colors=colors, title=name or None)
         if i % columns:
             ax.set_ylabel("")
         if i + columns < len(shown):
             ax.set_xlabel("")
-    names = [name for name in (*methods, FRONT, OUTSIDE) if name in made]
+    names = [name for name in (*methods, FRONT) if name in made]
     several = any(sum(run.method == method for run in own) > 1 for own in shown.values() for method in methods)
     if names:
         legend_below(figure, [made[name] for name in names], names, heading=HINT if several else "")
@@ -125,12 +114,3 @@ def _markers(colors: Mapping[str, str]) -> dict[str, str]:
         turned = [MARKERS[(i + k) % len(MARKERS)] for k in range(len(MARKERS))]
         made[method] = next((marker for marker in turned if marker not in taken), turned[0])
     return made
-
-
-def _shade(ax: Axes, budget: float) -> Artist:
-    """A dashed line at a DSC, which the limits of the axes then include, and a shade to its left."""
-    ax.axvline(budget, color=GRAY, linewidth=LINE_PT, linestyle=(0, (4, 3)), zorder=1)
-    limits = ax.get_xlim()
-    shade = ax.axvspan(min(0.0, limits[0]), budget, facecolor="#EAEAEA", edgecolor="none", zorder=0)
-    ax.set_xlim(limits)
-    return shade

@@ -1,8 +1,8 @@
 """Many runs, one table: datasets x methods x seeds, trained, calibrated, evaluated, compared and shown.
 
-Reading order: `plan` (which runs there are), `estimate` (what they cost), `work` (one run done, under the lock of its
-folder), `overview` (how far they are), `summary` and `choose` (what they found), `figures` and `page` (how it is
-shown), `running` (all of it in one call, spread over processes), `slurm` (as an array of jobs).
+Reading order: `plan` (which runs there are), `work` (one run done, under the lock of its folder), `overview` (how far
+they are), `summary` (what they found), `figures` and `page` (how it is shown), `running` (all of it in one call, spread
+over processes).
 """
 
 from segcal.study.plan import Plan, Study, make_plan, read_study, shipped_studies

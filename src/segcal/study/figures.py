@@ -177,22 +177,19 @@ def _sensitivity(found: DatasetResults, stem: str, colors: dict[str, str]) -> It
 
 
 def _pareto(results: Results, colors: dict[str, str]) -> _Sketch:
-    panels, budgets = {}, {}
-    for found in results.datasets:
-        for side, candidates in found.candidates.items():
-            panels[f"{found.name}, {side} cases"] = [
-                TradeOff(method, values["dsc"], values["macro-ace"]) for method, _, values in candidates
-            ]
-    for chosen in results.chosen:
-        budget = chosen.rule.budget("dsc", chosen.baseline)
-        if budget is not None:
-            budgets[f"{chosen.dataset}, validation cases"] = budget
+    panels = {
+        f"{found.name}, {side} cases": [
+            TradeOff(run.method, run.values["dsc"], run.values["macro-ace"]) for run in runs
+        ]
+        for found in results.datasets
+        for side, runs in found.run_values.items()
+    }
     legend_in = LEGEND_LINE_IN * -(-len(colors) // LEGEND_COLUMNS)
     figure = new_figure(PAGE_IN, 0.5 + 2.5 * len(results.datasets) + legend_in)
-    pareto_figure(figure, panels, colors=colors, budgets=budgets)
+    pareto_figure(figure, panels, colors=colors)
     caption = (
         "DSC against macro-ACE: better lies to the right and below. The front joins the methods that no other beats in "
-        "both." + (f" Shaded: what the rule {results.chosen[0].rule.text} forbids." if budgets else "")
+        "both."
     )
     return _Sketch("pareto", "pareto", caption, figure)
 

@@ -80,7 +80,6 @@ def build_page(results: Results, drawn: Drawn, out: Path) -> Path:
         lead=lead_sentence(results, keys),
         keys=keys,
         key_columns=KEY,
-        choices=results.choices,
         tables=[table for table in tables if table.names[0] != "class"],
         class_tables=[table for table in tables if table.names[0] == "class"],
         figures=_by_kind(drawn.figures),

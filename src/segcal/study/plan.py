@@ -21,10 +21,10 @@ from pydantic import Field, ValidationError
 
 from segcal._io.jobs import key_of
 from segcal.calibrators import CALIBRATORS, Calibrator, make_calibrator
-from segcal.datasets import Dataset, dataset_names, make_phantom, open_dataset
+from segcal.datasets import Dataset, dataset_names, known_dataset, make_phantom, make_split, open_dataset
+from segcal.datasets.recipes import PLAIN
 from segcal.errors import ConfigError, FileError, SegcalError, one_of
-from segcal.plots.pareto import FRONT, OUTSIDE
-from segcal.study.choose import parse_rule
+from segcal.plots.pareto import FRONT
 from segcal.training.config import (
     METHODS,
     PRESETS,
@@ -88,8 +88,6 @@ class StudyConfig(Section):
     """Settings of every run."""
     maps: int = Field(default=2, ge=0)
     """Test cases of each dataset that are shown as probability maps."""
-    choose: str | None = None
-    """A rule, as `dsc >= baseline - 0.005`."""
 
     @property
     def baseline(self) -> str:
@@ -232,6 +230,57 @@ class Plan:
         return self.study.config.model_copy(update={"datasets": datasets})
 
 
+class PlanRow(NamedTuple):
+    """A run in the table of `segcal study plan`."""
+
+    run: str
+    """Its name; without the hash if data are missing, which may change it."""
+    dataset: str
+    methods: tuple[str, ...]
+    """The methods of the study that use this run."""
+    seed: int
+    epochs: int
+    """0 for an ensemble, which trains nothing."""
+    steps: int | None
+    """Of the optimizer, on one GPU; None if the number of training cases is not known."""
+
+
+def describe_plan(plan: Plan) -> list[PlanRow]:
+    """Return a row for every run of the study. If data are missing, the paper's number of training cases counts."""
+    methods: dict[str, list[str]] = {name: [] for name in plan.runs}
+    for arm in plan.arms:
+        for name in (arm.run, *(member.name for member in plan.runs[arm.run].members)):
+            methods[name].append(arm.method)
+    return [
+        PlanRow(
+            name if run.opened else name.removesuffix(f"-{run.hash}"),
+            run.dataset, tuple(methods[name]), run.config.seed, *_epochs_and_steps(run),
+        )
+        for name, run in plan.runs.items()
+    ]  # fmt: skip
+
+
+def _epochs_and_steps(run: PlannedRun) -> tuple[int, int | None]:
+    if run.members:
+        return 0, 0
+    dataset = run.opened or known_dataset(run.config.data.dataset)
+    if dataset is None:
+        return run.config.training.epochs or PLAIN.epochs, None
+    config = run.config.resolved(dataset)
+    epochs = config.training.epochs
+    assert epochs is not None  # resolved
+    if dataset.cases:
+        cases = len(make_split(dataset, seed=config.data.split_seed, file=config.data.split).train)
+    else:
+        cases = dataset.paper_cases[0]
+    return epochs, epochs * steps_per_epoch(cases, config)
+
+
+def steps_per_epoch(cases: int, config: RunConfig) -> int:
+    """Return the number of batches of an epoch on one GPU; the last one is filled up."""
+    return -(-cases * config.training.patches_per_case // config.training.batch_size)
+
+
 def shipped_studies() -> dict[str, Study]:
     """The studies that come with the package, by name."""
     return {name: _study(name, read_toml(file), None) for name, file in _shipped().items()}
@@ -265,8 +314,6 @@ def _study(name: str, content: Mapping[str, Any], folder: Path | None) -> Study:
     except ValidationError as error:
         raise ConfigError(f"the study {name}: {first_fault(error, StudyConfig)}") from None
     one_of("preset", config.preset, tuple(PRESETS))
-    if config.choose is not None:
-        parse_rule(config.choose)
     swept = config.sweep.methods if config.sweep else ()
     for method in (*config.methods, *swept):
         _check_method(config, method)
@@ -309,7 +356,7 @@ def _with_split_files(config: StudyConfig, folder: Path) -> StudyConfig:
 
 def _check_method(config: StudyConfig, name: str) -> None:
     known = config.variant(name)
-    if name in (FRONT, OUTSIDE):
+    if name == FRONT:
         raise ConfigError(f"a variant must have a name that figures do not use themselves; got {name!r}.")
     mixed = Mixture.of(known.method)
     trained = mixed is not None or known.method in METHODS

@@ -56,7 +56,6 @@ def run_study(
     data: Iterable[str] = (),
     jobs: int = 1,
     executor: Executor | None = None,
-    rule: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Results:
     """Do all runs of a study that are not done, then compare, draw and report; repeated, it resumes.
@@ -66,7 +65,7 @@ def run_study(
     """
     shop = open_study(study, out, data=data)
     do_runs(shop, jobs=jobs, executor=executor, say=say)
-    return report_study(shop, rule=rule)
+    return report_study(shop)
 
 
 def do_runs(
@@ -144,9 +143,9 @@ def _crashed(shop: Workshop, run: PlannedRun, error: BaseException) -> RunResult
     return record_failure(run, shop.runs / run.name, "CrashError", why)
 
 
-def report_study(shop: Workshop, *, rule: str | None = None) -> Results:
+def report_study(shop: Workshop) -> Results:
     """Compare what is there, and write tables, figures and the page, in the place of those of the last time."""
-    results = collect(shop, rule=rule)
+    results = collect(shop)
     (shop.out / REPORT).unlink(missing_ok=True)  # of the tables and figures that are replaced now
     write_tables(results, shop.out / "results")
     build_page(results, write_figures(results, shop, shop.out), shop.out / REPORT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from segcal.comparison.comparison import Comparison, compare
 from segcal.comparison.cost import costs
 from segcal.comparison.tables import ENTRY_COLUMNS, LAYOUTS, explanations, left_out, make_table
 from segcal.evaluation.columns import Column
+from segcal.evaluation.conditions import METRICS
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.remarks import remarks
 from segcal.evaluation.tables import ALL_CLASSES, Cell, Table, latex_document, markdown_document
-from segcal.study.choose import METRICS, Candidate, Choice, Rule, choose, parse_rule
 from segcal.study.plan import Arm, Plan, SweepPoint
 from segcal.study.work import SIDES, RunState, Workshop
 
@@ -34,6 +33,14 @@ CHANGES = (
 )
 
 
+class RunValues(NamedTuple):
+    """The means of one run, by the names of METRICS."""
+
+    method: str
+    seed: int
+    values: Mapping[str, float]
+
+
 @dataclass(frozen=True, eq=False)
 class DatasetResults:
     """A dataset's evaluations by method, one for each seed, and the comparison of the test ones."""
@@ -41,7 +48,7 @@ class DatasetResults:
     name: str
     seeds: dict[str, tuple[int, ...]]
     validation: dict[str, list[Evaluation]]
-    """Without calibrators that too few validation patients left without a fair measure."""
+    """Without calibrators that were fitted to all validation cases, as there was only one validation patient."""
     test: dict[str, list[Evaluation]]
     comparison: Comparison
     points: tuple[SweepPoint, ...]
@@ -57,35 +64,16 @@ class DatasetResults:
         return tuple(method for method in self.methods if method not in swept)
 
     @cached_property
-    def candidates(self) -> dict[str, list[Candidate]]:
-        """Every run with its numbers, on validation and on test cases."""
+    def run_values(self) -> dict[str, list[RunValues]]:
+        """The means of every run on validation and on test cases."""
         return {
             side: [
-                Candidate(method, seed, numbers(evaluation))
+                RunValues(method, seed, metric_values(evaluation))
                 for method, found in evaluations.items()
                 for seed, evaluation in zip(self.seeds[method], found, strict=True)
             ]
             for side, evaluations in (("validation", self.validation), ("test", self.test))
         }
-
-
-class Chosen(NamedTuple):
-    """What a rule chose on a dataset's validation cases (None: nothing obeys it), and its test results."""
-
-    dataset: str
-    rule: Rule
-    choice: Choice | None
-    baseline: dict[str, float]
-    """On validation cases, mean over seeds."""
-    test: dict[str, float]
-    """Of the chosen run."""
-    test_method: dict[str, float]
-    """Of the chosen method, mean over seeds."""
-    test_baseline: dict[str, float]
-    seeds: tuple[int, ...]
-    """Of the chosen method."""
-    unjudged: tuple[str, ...] = ()
-    """Methods that could not be chosen, for they have no fair validation results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +82,6 @@ class Results:
 
     plan: Plan
     datasets: tuple[DatasetResults, ...]
-    chosen: tuple[Chosen, ...]
     remarks: tuple[str, ...]
     """What is missing."""
     states: tuple[RunState, ...]
@@ -109,11 +96,6 @@ class Results:
     def tables(self) -> tuple[Table, ...]:
         """The paper's table 1, relative changes, the other errors, complete cases; then every class."""
         return tuple(_study_tables(self))
-
-    @cached_property
-    def choices(self) -> tuple[str, ...]:
-        """What was chosen on each dataset, in words."""
-        return tuple(map(_choice_sentence, self.chosen))
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -131,19 +113,18 @@ class Results:
         return tuple(state for state in self.states if state.status == "failed")
 
 
-def numbers(evaluation: Evaluation) -> dict[str, float]:
-    """The means over classes that a rule may name."""
+def metric_values(evaluation: Evaluation) -> dict[str, float]:
+    """Return the means over classes by the names of METRICS."""
     means = evaluation.means()
     return {name: means[place] for name, place in METRICS.items()}
 
 
-def collect(shop: Workshop, *, rule: str | None = None) -> Results:
+def collect(shop: Workshop) -> Results:
     """Read the evaluations that are there and compare them; what is missing is said."""
     plan = shop.plan
-    parsed = parse_rule(text) if (text := rule or plan.study.config.choose) else None
     states = tuple(shop.states())
     done = {state.name for state in states if state.status == "done"}
-    datasets, chosen = [], []
+    datasets = []
     missing = [f"{name} is missing: {what}" for name, what in plan.missing.items()]
     for name in plan.study.config.datasets:
         if name in plan.missing:
@@ -155,11 +136,8 @@ def collect(shop: Workshop, *, rule: str | None = None) -> Results:
         if plan.study.config.baseline not in {arm.method for arm in there}:
             missing.append(f"{name}: nothing to compare with yet, without {plan.study.config.baseline}.")
             continue
-        found = _dataset_results(name, there, shop.runs, plan.points)
-        datasets.append(found)
-        if parsed is not None:
-            chosen.append(_chosen(found, parsed, plan.study.config.baseline))
-    return Results(plan, tuple(datasets), tuple(chosen), tuple(missing), states)
+        datasets.append(_dataset_results(name, there, shop.runs, plan.points))
+    return Results(plan, tuple(datasets), tuple(missing), states)
 
 
 def _dataset_results(name: str, arms: Sequence[Arm], runs: Path, points: Sequence[SweepPoint]) -> DatasetResults:
@@ -177,28 +155,6 @@ def _dataset_results(name: str, arms: Sequence[Arm], runs: Path, points: Sequenc
         name, seeds, found["validation"], found["test"], compare(found["test"]),
         tuple(point for point in points if point.dataset == name and point.label in seeds),
     )  # fmt: skip
-
-
-def _chosen(found: DatasetResults, rule: Rule, baseline: str) -> Chosen:
-    candidates, tests = (found.candidates[side] for side in SIDES)
-    choice = choose(candidates, rule, baseline=baseline) if baseline in found.validation else None
-
-    def mean(some: Sequence[Candidate], method: str) -> dict[str, float]:
-        own = [candidate.values for candidate in some if candidate.method == method]
-        return {name: fmean(values[name] for values in own) if own else math.nan for name in METRICS}
-
-    run = [dict(each.values) for each in tests if choice and (each.method, each.seed) == (choice.method, choice.seed)]
-    return Chosen(
-        found.name,
-        rule,
-        choice,
-        baseline=mean(candidates, baseline),
-        test=run[0] if run else {},
-        test_method=mean(tests, choice.method) if choice else {},
-        test_baseline=mean(tests, baseline),
-        seeds=found.seeds[choice.method] if choice else (),
-        unjudged=tuple(method for method in found.methods if method not in found.validation),
-    )
 
 
 def _study_tables(results: Results) -> list[Table]:
@@ -277,35 +233,12 @@ def change_table(results: Results) -> Table:
     return Table(f"Change against {results.datasets[0].methods[0]}", headings, tuple(rows), names=2)
 
 
-def _choice_sentence(chosen: Chosen) -> str:
-    asked = f"{chosen.dataset}: of the methods with {chosen.rule.text} on validation cases"
-    choice = chosen.choice
-    unjudged = ""
-    if chosen.unjudged:
-        unjudged = (
-            f" Not to be chosen: {'; '.join(chosen.unjudged)}. A calibrator is judged on validation cases that it was "
-            "not fitted to, which needs those of at least 2 patients."
-        )
-    if choice is None:
-        return f"{asked} there is none.{unjudged}"
-
-    def shown(values: Mapping[str, float]) -> str:
-        return f"DSC {values['dsc']:.4f}, macro-ACE {values['macro-ace']:.4f}, micro-ACE {values['micro-ace']:.4f}"
-
-    outside = f" Outside: {'; '.join(choice.refused)}." if choice.refused else ""
-    found = f"{asked}, {choice.method} has the lowest macro-ACE there ({shown(choice.values)})."
-    one = shown(chosen.test)
-    if len(chosen.seeds) > 1:
-        one = f"{shown(chosen.test_method)}, mean over seeds; its run of seed {choice.seed}, chosen alike, has {one}"
-    return f"{found}{outside}{unjudged} On test cases it has {one}. The baseline has {shown(chosen.test_baseline)}."
-
-
 def _run_rows(results: Results) -> Iterator[dict[str, Any]]:
     values = {
-        (found.name, side, candidate.method, candidate.seed): candidate.values
+        (found.name, side, run.method, run.seed): run.values
         for found in results.datasets
-        for side, candidates in found.candidates.items()
-        for candidate in candidates
+        for side, runs in found.run_values.items()
+        for run in runs
     }
     facts = {state.name: state for state in results.states}
     for arm in results.plan.arms:
@@ -332,16 +265,21 @@ def _study_notes(results: Results) -> list[str]:
 
 
 def _remarks(found: DatasetResults) -> Iterator[str]:
-    """What a lower ACE cost, of the methods that are no point of a sweep alone; cases left out; those that failed."""
+    """What a lower ACE cost, of the methods that are no point of a sweep alone; what was not measured, and why."""
     paid = costs(found.comparison)
     yield from (paid[method] for method in found.main_methods if method in paid)
+    if unmeasured := [method for method in found.main_methods if method not in found.validation]:
+        yield (
+            f"without validation results: {'; '.join(unmeasured)}. A calibrator is measured on validation cases that "
+            "it was not fitted to, which needs those of at least 2 patients."
+        )
     yield from left_out(found.comparison)
     yield from remarks(found.test)
 
 
 def write_tables(results: Results, out: Path) -> list[Path]:
-    """Write results.md and results.tex (tables and notes), results.csv (every number), runs.csv and choice.json."""
-    tables, sentences = results.tables, (*results.choices, *results.notes)
+    """Write results.md and results.tex (tables and notes), results.csv (every number) and runs.csv."""
+    tables, sentences = results.tables, results.notes
     config = results.plan.study.config
     entries = [(found.name, *entry) for found in results.datasets for entry in found.comparison.entries]
     rows = results.rows
@@ -350,25 +288,8 @@ def write_tables(results: Results, out: Path) -> list[Path]:
         "results.tex": latex_document(tables, sentences),
         "results.csv": csv_text(("dataset", *ENTRY_COLUMNS), entries),
         "runs.csv": csv_text(list(rows[0]), [list(row.values()) for row in rows]),
-        "choice.json": json.dumps([_choice_content(each) for each in results.chosen], indent=2, ensure_ascii=False),
     }
     with replacing(out, files) as new:
         for name, content in files.items():
             write_whole(new / name, content.encode())
     return [out / name for name in files]
-
-
-def _choice_content(chosen: Chosen) -> dict[str, Any]:
-    choice = chosen.choice
-    return {
-        "dataset": chosen.dataset,
-        "rule": chosen.rule.text,
-        "method": choice and choice.method,
-        "seed": choice and choice.seed,
-        "validation": choice and dict(choice.values),
-        "validation_baseline": {name: None if math.isnan(x) else x for name, x in chosen.baseline.items()},
-        "not_judged": chosen.unjudged,
-        "test": chosen.test or None,
-        "test_mean_of_seeds": chosen.test_method or None,
-        "test_baseline": chosen.test_baseline,
-    }

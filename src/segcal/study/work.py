@@ -1,7 +1,7 @@
 """The runs of a study: each trained, calibrated and evaluated by one process, which holds the lock of its folder.
 
-A calibrator is fitted to the validation cases and measured on test cases. On validation cases, where methods are
-chosen, each case is measured with one fitted without its patient: to those it was fitted to it would look too good.
+A calibrator is fitted to the validation cases and measured on test cases. Each validation case is measured with one
+that was fitted without its patient: on cases that it was fitted to, a calibrator looks too good.
 
 A run's folder has its configuration's hash in its name, and whoever works there holds its lock: nothing else keeps two
 processes from the same work. Every step can be resumed, so that a process may end at any time. `progress.json` tells
