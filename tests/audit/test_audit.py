@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import cohorts
@@ -138,7 +139,7 @@ def test_a_case_is_calibrated_by_what_never_saw_it(made, audited, tmp_path):
 def test_the_command_shows_before_and_calibrated_and_where_everything_is(folder):
     done = run(folder / "P", folder / "L", "--out", folder / "new", "--cases", 0)
     assert done.exit_code == 0, done.output
-    assert "this takes roughly" in text(done)
+    assert all(f"{step} " in done.stderr for step in ("evaluate", "calibrate", "quality", "report"))  # a bar each
     assert "before" in done.output
     assert "calibrated" in done.output
     assert f"{CASES} cases audited, 0 failed; report: {folder / 'new' / 'report.html'}" in text(done)
@@ -207,20 +208,17 @@ def test_only_what_depends_on_a_change_is_done_again(folder, monkeypatch):
 @pytest.mark.parametrize("step", ["evaluate: 3", "calibrate: measuring case_7", "calibrate: fitting to all"])
 def test_stopped_by_ctrl_c_it_goes_on_where_it_was(made, tmp_path, monkeypatch, step):
     out = tmp_path / "audit"
-    own = work.Course.step
 
-    def stopping(course, name):
-        tell = own(course, name)
-
-        def and_stop(done, total, text=""):
-            tell(done, total, text)
+    @contextmanager
+    def stopping_bars():
+        def advance(name, done, total, text):
             if f"{name}: {text or done}".startswith(step):
                 raise KeyboardInterrupt
 
-        return and_stop
+        yield advance
 
     with monkeypatch.context() as patch:
-        patch.setattr(work.Course, "step", stopping)
+        patch.setattr("segcal.cli.audit.step_bars", stopping_bars)
         done = run(made / "P", made / "L", "--out", out, "--cases", 0)
     assert done.exit_code == 130
     assert f"Finished work is kept in {out}. Run the same command again to resume." in text(done)
@@ -265,16 +263,17 @@ def test_killed_while_it_fits_it_ends_as_if_it_had_not_been(made, audited, tmp_p
     assert (out / "calibrated" / "cases.csv").read_bytes() == (audited.out / "calibrated" / "cases.csv").read_bytes()
 
 
-def test_progress_grows_to_the_whole(made, tmp_path):
-    told = []
+def test_progress_of_every_step_grows_to_its_end(made, tmp_path):
+    told: dict[str, list[float]] = {}
     audit_predictions(
-        made / "P", made / "L", tmp_path / "out", cases=1, progress=lambda done, total, text: told.append((done, total))
-    )
-    known = [(done, total) for done, total in told if total is not None]
-    assert 0 < len(known) <= len(told)
-    assert len({total for _, total in known}) == 1
-    assert [done for done, _ in known] == sorted(done for done, _ in known)
-    assert known[-1][0] == pytest.approx(known[-1][1])
+        made / "P", made / "L", tmp_path / "out", cases=1,
+        progress=lambda step, done, total, text: told.setdefault(step, []).append(done / total),
+    )  # fmt: skip
+    assert list(told) == ["evaluate", "calibrate", "quality", "report"]
+    for shares in told.values():
+        assert shares == sorted(shares)
+        assert shares[-1] == 1
+    assert len(told["evaluate"]) >= CASES
 
 
 def cohort_of(folder, number):

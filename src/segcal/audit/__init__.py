@@ -1,7 +1,7 @@
 """The whole chain in one call: evaluate, calibrate, promise quality, report, and what to do next.
 
 Every step is a function of another package, as its own command calls it. `nnunet` finds what belongs to a model folder,
-`auditing` takes the steps, `course` tells of them as one, `advice` writes down the commands that use what came of them.
+`auditing` and `work` take the steps, `advice` writes down the commands that use what came of them.
 """
 
 from segcal.audit.auditing import audit_predictions

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from segcal._io.files import locked, make_folder, stay_outside
-from segcal.audit.course import Course, Progress
 from segcal.audit.nnunet import find_sources
 from segcal.audit.result import Audit
-from segcal.audit.work import BINS, Work
+from segcal.audit.work import BINS, Progress, Work
 from segcal.errors import ConfigError, check_integer
 from segcal.evaluation.cohort import open_cohort
 from segcal.evaluation.intervals import patients_of
@@ -29,7 +28,7 @@ def audit_predictions(
     patients: str | None = None,
     workers: int = 1,
     cases: int = CASES,
-    progress: Progress = lambda done, total, text: None,
+    progress: Progress = lambda step, done, total, text: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Audit:
     """Evaluate predictions, find the calibrator that helps most, learn what can be promised, and write a report.
@@ -49,8 +48,8 @@ def audit_predictions(
     patients: which cases are one patient's, as `compare` takes it.
     workers: processes that measure cases.
     cases: how many the report shows in three planes: the worst, around the median, and the best by Dice.
-    progress: is called with the seconds' worth of work that is done, that of all (None: not known yet), and a word.
-    say: is told how long it all takes, and what is left out.
+    progress: is called with the name of a step, how much of it is done, of how much, and a text.
+    say: is told what is left out.
 
     >>> audit_predictions("nowhere", None, "audit")
     Traceback (most recent call last):
@@ -70,4 +69,4 @@ def audit_predictions(
         say(sentence)
     make_folder(out)
     with locked(out / ".lock", out):
-        return Work(sources, meant, pairing, out, patients, who, workers, cases, Course(progress), say).done()
+        return Work(sources, meant, pairing, out, patients, who, workers, cases, progress, say).done()

@@ -15,16 +15,14 @@ from pathlib import Path
 
 from segcal import __version__
 from segcal._io.files import HeldError, Ledger, csv_text, write_whole
-from segcal._io.jobs import PARTS, key_of
+from segcal._io.jobs import key_of
 from segcal._io.words import counted
 from segcal.audit.advice import write_advice
-from segcal.audit.course import Course, Pace
 from segcal.audit.nnunet import Sources
 from segcal.audit.result import Audit
 from segcal.audit.viewing import CALIBRATED, keep_folds, view
 from segcal.calibration.choosing import METRICS, UNCHANGED, Choice
 from segcal.calibration.fitting import Fitted, fit_calibrator
-from segcal.calibration.planning import plan_fit
 from segcal.calibrators import load_calibrator
 from segcal.calibrators.calibrator import SeparableError
 from segcal.comparison.comparison import compare
@@ -36,16 +34,15 @@ from segcal.evaluation.intervals import FEWEST_PATIENTS
 from segcal.evaluation.options import Options
 from segcal.evaluation.outcome import Outcome
 from segcal.evaluation.results import write_results
-from segcal.evaluation.sums import CaseSums
 from segcal.quality.fitting import TooFewPatientsError, fit_quality, load_quality
 from segcal.report import build_report
 from segcal.volumes import Pairing
 
 BINS = 20
-METHODS = ("before", CALIBRATED)
 EVALUATE, CALIBRATE, QUALITY, REPORT = "evaluate", "calibrate", "quality", "report"
-PACE, TAKEN, REASON = "seconds for each case", "calibrator taken", "why this calibrator"  # in the ledger, with the keys
-QUALITY_S, REPORT_S, REPORT_CASE_S = 1.0, 3.0, 0.02  # about, on two cores
+TAKEN, REASON = "calibrator taken", "why this calibrator"  # in the ledger, with the keys
+Progress = Callable[[str, int, int, str], None]
+"""Is called with the name of a step, how much of it is done, of how much, and a text."""
 
 
 @dataclass(eq=False)
@@ -62,7 +59,7 @@ class Work:
     workers: int
     cases: int
     """How many the report shows."""
-    course: Course
+    progress: Progress
     say: Callable[[str], None]
     skipped: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -101,58 +98,25 @@ class Work:
         return audit
 
     def _evaluate(self) -> Outcome:
-        """The predictions as they are, and after a few cases how long all of it takes."""
-        pace, tell = Pace(), self.course.step(EVALUATE)
-        self._plan(self._known_pace())
-
-        def see(done: int, total: int) -> None:
-            if not self.course.seconds:
-                pace.see(done)
-                if len(pace.moments) == 2:
-                    self._plan(pace.seconds)
-            tell(done, total)
-
+        """Evaluate the predictions as they are."""
         outcome = evaluate(
             self.sources.predictions, self.sources.labels, self.before, options=self.sources.options, bins=BINS,
-            workers=self.workers, progress=see,
+            workers=self.workers, progress=self._progress_of(EVALUATE),
         )  # fmt: skip
-        if not self.course.seconds:
-            self._plan(pace.seconds)
-        self.course.end(EVALUATE)
+        self._end(EVALUATE)
         return outcome
 
-    def _known_pace(self) -> float | None:
-        """Of the last time; None where it is not known."""
-        with suppress(TypeError, ValueError):
-            return float(self.ledger.get(PACE) or "")
-        return None
+    def _progress_of(self, step: str) -> Callable[..., None]:
+        """Return the progress of a step, as functions call it: done, total, and a text, if any."""
 
-    def _plan(self, case_s: float | None) -> None:
-        """Tell how long it takes, from the seconds for each case."""
-        measured = [files for files in self.pairing.cases if self._sums(files.name).exists()]
-        if case_s is None or not measured:
-            return
-        if self.ledger.get(PACE) is None:
-            self.ledger.set(PACE, f"{case_s:.6f}")
-        number = len(self.pairing.cases)
-        seconds = {EVALUATE: case_s * number}
-        if not self._few() and not self._is_calibrated():
-            with_one = case_s * self.workers
-            try:
-                sums, _ = CaseSums.load(self._sums(measured[0].name))
-                plan = plan_fit(self.options, self.pairing, patients=self.patients, check_all=True)
-                seconds[CALIBRATE] = plan.about_seconds(measured[0], sums, with_one, workers=self.workers)
-            except (SegcalError, OSError):  # whoever does it says why
-                pass
-        shown = case_s * self.cases * len(METHODS)
-        self.course.plan(seconds | {QUALITY: QUALITY_S, REPORT: REPORT_S + REPORT_CASE_S * number + shown})
-        self.course.done[EVALUATE] = len(measured) / number
-        if CALIBRATE in seconds or len(measured) < number:
-            self.say(self.course.told())
+        def tell(done: int, total: int, text: str = "") -> None:
+            self.progress(step, done, total, text)
 
-    def _sums(self, name: str) -> Path:
-        """Where `evaluate` keeps those of a case."""
-        return self.before / PARTS / f"{self.keys[name]}.npz"
+        return tell
+
+    def _end(self, step: str) -> None:
+        """Report that a step is done, or was already."""
+        self.progress(step, 1, 1, "done")
 
     def _calibrate(self, outcome: Outcome) -> Evaluation | None:
         """The cases through calibrators that were fitted without them; None where none is to be had, or none helps."""
@@ -163,7 +127,7 @@ class Work:
                 fitted = fit_calibrator(
                     self.sources.predictions, self.sources.labels, self.calibrator, options=self.sources.options,
                     bins=BINS, patients=self.patients, check_all=True, measured=self.before,
-                    workers=self.workers, progress=self.course.step(CALIBRATE), say=self.say,
+                    workers=self.workers, progress=self._progress_of(CALIBRATE), say=self.say,
                 )  # fmt: skip
             except HeldError:
                 raise
@@ -173,7 +137,7 @@ class Work:
                 failure = str(error)
             else:
                 self._keep(fitted)
-        self.course.end(CALIBRATE)
+        self._end(CALIBRATE)
         if not why and not failure and self.ledger.get(TAKEN) == UNCHANGED:
             why = f"{self.ledger.get(REASON)}."
         if not why and not failure:
@@ -242,7 +206,7 @@ class Work:
                 self._fail(QUALITY, str(error))
             return False
         finally:
-            self.course.end(QUALITY)
+            self._end(QUALITY)
         return True
 
     def _is_learned(self) -> bool:
@@ -260,14 +224,14 @@ class Work:
             files = {each.name: each for each in self.pairing.cases}
             viewed = list(view(
                 shown, files, self.calibrated, images=images, number=self.cases, say=self.say,
-                progress=self.course.step(REPORT),
+                progress=self._progress_of(REPORT),
             ))  # fmt: skip
             title = f"Audit of {self.sources.predictions.absolute().name}"
             build_report(
                 shown, self.report, patients=self.patients, title=title, comparison=audit.comparison, cases=viewed
             )
             self.ledger.set(REPORT, key)
-        self.course.end(REPORT)
+        self._end(REPORT)
 
     def _skip(self, step: str, why: str) -> None:
         self.skipped[step] = why

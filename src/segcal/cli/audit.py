@@ -12,7 +12,6 @@ from segcal.cli.app import app
 from segcal.cli.options import ClassNames, IgnoreIndex, Patients, Regions, Sigmoid, StrictGrid, Workers, read_options
 from segcal.cli.orderly import Verb
 from segcal.cli.shown import (
-    overall_bar,
     print_json,
     refusing,
     say,
@@ -20,6 +19,7 @@ from segcal.cli.shown import (
     show_notes,
     show_tables,
     show_unpaired,
+    step_bars,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def audit(
     with refusing(stopped=f"Finished work is kept in {out}. Run the same command again to resume."):
         import segcal
 
-        with overall_bar() as advance:
+        with step_bars() as advance:
             found = segcal.audit_predictions(
                 predictions,
                 labels,

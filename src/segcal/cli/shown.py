@@ -177,15 +177,18 @@ def progress_bar(unit: str) -> Iterator[Advance]:
 
 
 @contextmanager
-def overall_bar() -> Iterator[Callable[[float, float | None, str], None]]:
-    """A progress bar on stderr for several steps, in estimated seconds, with the remaining time."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+def step_bars() -> Iterator[Callable[[str, int, int, str], None]]:
+    """A progress bar on stderr for each step of a command, with the remaining time of the step."""
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    text_column = TextColumn("{task.fields[text]}", markup=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), text_column)
     with Progress(*columns, console=stderr()) as bar:
-        task = bar.add_task("", total=None)
+        tasks: dict[str, TaskID] = {}
 
-        def advance(done: float, total: float | None, text: str) -> None:
-            bar.update(task, completed=done, total=total, description=text)
+        def advance(step: str, done: int, total: int, text: str) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, text="", total=None)
+            bar.update(tasks[step], completed=done, total=total, text=text or f"{done} of {total}")
 
         yield advance
