@@ -2,8 +2,6 @@
 
 import json
 import math
-import re
-import time
 
 import nibabel
 import numpy as np
@@ -133,14 +131,13 @@ def test_each_case_is_measured_with_a_calibrator_that_never_saw_its_patient(fold
 
 
 @pytest.mark.parametrize("method", ["local-temperature", "vector", "isotonic"])
-def test_progress_moves_within_a_fit_and_the_time_is_told_first(folder, method):
-    told, said = [], []
+def test_progress_moves_within_a_fit(folder, method):
+    told = []
     settings = {"steps": 20} if method == "local-temperature" else {}
     fit_calibrator(
         folder / "probabilities", folder / "labels", folder / "c.json", method=method, folds=2, settings=settings,
-        progress=lambda done, total, text: told.append((done, total, text)), say=lambda text: said.append(len(told)),
+        progress=lambda done, total, text: told.append((done, total, text)),
     )  # fmt: skip
-    assert said == [2]  # once two cases are measured
     done = [step for step, _, _ in told]
     assert done == sorted(done)
     assert {total for _, total, _ in told} == {12 + 3 * 10}
@@ -148,24 +145,6 @@ def test_progress_moves_within_a_fit_and_the_time_is_told_first(folder, method):
     within = [step for step, _, text in told if text.startswith("fitting to all cases, ")]
     assert len(within) >= (25 if method == "local-temperature" else 6)
     assert max(within) > min(within) or method == "isotonic"
-
-
-@pytest.mark.parametrize("method", ["local-temperature", "temperature", "beta"])
-def test_the_time_that_is_told_is_about_the_time_it_takes(folder, method):
-    big = np.random.default_rng(0)
-    for i in range(4):
-        (folder / "big").mkdir(exist_ok=True)
-        values = softmax(big.normal(size=(4, 64, 64, 16)), 0).astype(np.float32)
-        np.save(folder / "big" / f"case_{i}.npy", values)
-        save(folder / "truth" / f"case_{i}.nii.gz", big.integers(0, 4, (64, 64, 16)).astype(np.uint8))
-    said = []
-    start = time.perf_counter()
-    settings = {"steps": 15} if method == "local-temperature" else {}
-    options = {"method": method, "settings": settings, "folds": 2}
-    fit_calibrator(folder / "big", folder / "truth", folder / "c.json", say=said.append, **options)
-    took = time.perf_counter() - start
-    (told,) = re.findall(r"roughly (\d+) s: 3 fits to 4 cases", said[0])
-    assert took / 6 < int(told) + 1 < 6 * took + 1
 
 
 def test_frames_of_one_patient_are_held_out_together():

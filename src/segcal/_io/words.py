@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -30,3 +31,18 @@ def joined(names: Sequence[str]) -> str:
     ('a', 'a and b', 'a, b and c')
     """
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+
+
+def duration(seconds: float) -> str:
+    """For people.
+
+    >>> duration(42), duration(125), duration(2 * 3600 + 59), duration(50 * 3600)
+    ('42 s', '2 min', '2 h 1 min', '2 d 2 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = math.ceil(seconds / 60) if seconds > 3600 else round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

@@ -7,7 +7,6 @@ not told here: it is not there then, and whoever asks for it meets the same faul
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -31,12 +30,12 @@ class Ahead:
         self.pool, self.parts, self.steps = Pool(workers), parts, steps
         self.workers = workers
 
-    def measure(self, cases: Sequence[CaseFiles], options: Options) -> tuple[dict[str, Failure], float]:
-        """Measure cases whose sums are not there; those that took their process along, and the seconds of a case."""
+    def measure(self, cases: Sequence[CaseFiles], options: Options) -> dict[str, Failure]:
+        """Measure cases whose sums are not there; those that took their process along."""
         left = [] if self.workers == 1 else [files for files in cases if not self.parts.has(files, options)]
         if not left:
-            return {}, 0.0
-        start, threads = time.perf_counter(), threads_of(self.workers)
+            return {}
+        threads = threads_of(self.workers)
         jobs = [
             Job(files.name, measure_files, (files, options, threads, files.name, self.parts.place(files, options)))
             for files in left
@@ -48,7 +47,7 @@ class Ahead:
                 if failure == crashed(job.name):
                     died[job.name] = failure
                 self.steps.others(1, f"measured {job.name}")
-        return died, (time.perf_counter() - start) * self.workers / len(left)
+        return died
 
     def check(self, candidates: Sequence[Blank], cases: Mapping[str, FolderCase], groups: list[list[str]]) -> None:
         """Fit each candidate without each group, and measure the group with it."""

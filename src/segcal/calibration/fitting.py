@@ -7,14 +7,12 @@ patient. The calibrator that is kept is fitted to all cases.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from segcal._io.files import WriteError, locked, make_folder
 from segcal._io.jobs import PARTS, Failure, failure_of
-from segcal._io.words import counted
 from segcal.calibration.ahead import Ahead
 from segcal.calibration.choosing import AUTO, UNCHANGED, Choice, choose
 from segcal.calibration.estimate import Blank
@@ -23,7 +21,6 @@ from segcal.calibration.planning import Plan, plan_fit
 from segcal.calibration.steps import Progress, Steps
 from segcal.calibrators import Calibrator, Temperature
 from segcal.calibrators.calibrator import SeparableError
-from segcal.calibrators.cost import duration
 from segcal.errors import ConfigError, SegcalError, check_integer
 from segcal.evaluation.calibrated import FolderCase
 from segcal.evaluation.cohort import open_cohort
@@ -97,7 +94,7 @@ def fit_calibrator(
     measured: a folder that `evaluate` wrote of the same cases, read alike: what is there is not measured again.
     workers: processes that measure cases and try calibrators on folds, each with one at a time.
     progress: is called with steps done, all steps and a text.
-    say: is told about how long it all takes.
+    say: is told which candidates are not tried.
 
     >>> import tempfile
     >>> import nibabel, numpy as np
@@ -128,7 +125,7 @@ def fit_calibrator(
         parts = Parts(out.with_name(f".{out.name}.parts"), None if measured is None else Path(measured) / PARTS)
         steps = Steps(progress, plan.steps)
         with one_torch_thread():
-            fitted = _fit(plan, patients, out, parts, Ahead(workers, parts, steps), steps, say)
+            fitted = _fit(plan, patients, out, parts, Ahead(workers, parts, steps), steps)
         parts.remove()
         return fitted
 
@@ -140,21 +137,12 @@ def _fit(
     parts: Parts,
     ahead: Ahead,
     steps: Steps,
-    say: Callable[[str], None],
 ) -> Fitted:
     """Measure all cases, fit without each group and measure it again, fit to all what is taken, and write that."""
     candidates, options, pairing, groups, everyone = plan
-    crashed, each_s = ahead.measure(pairing.cases, options)
-
-    def measured(number: int, files: CaseFiles, sums: CaseSums, seconds: float) -> None:
-        if number == min(2, len(pairing.cases)) and not parts.resumed:  # the first one may have waited for compilers
-            left = 0.0 if each_s else seconds * len(pairing.cases)
-            about = left + plan.about_seconds(files, sums, each_s or seconds, workers=ahead.workers)
-            fits = counted(len(groups) * len(candidates) + len(everyone) + 1, "fit")
-            say(f"this takes roughly {duration(about)}: {fits} to {counted(len(pairing.cases), 'case')}")
-
+    crashed = ahead.measure(pairing.cases, options)
     usable = [files for files in pairing.cases if files.name not in crashed]
-    before, doubts, failures = _measured(usable, options, parts, steps, measured)
+    before, doubts, failures = _measured(usable, options, parts, steps)
     failures += crashed.values()
     if not before:
         raise ConfigError(f"there must be cases to fit a calibrator on; {failures[0].case}: {failures[0].message}")
@@ -257,16 +245,11 @@ def _measured(
     options: Options,
     parts: Parts,
     steps: Steps,
-    tell: Callable[[int, CaseFiles, CaseSums, float], None],
 ) -> tuple[dict[str, CaseSums], dict[str, tuple[str, ...]], list[Failure]]:
-    """Sums of the cases as they are, what is doubtful about them, and those that cannot be measured.
-
-    Of each that can, `tell` hears the time it took.
-    """
+    """Sums of the cases as they are, what is doubtful about them, and those that cannot be measured."""
     sums, doubts, failures = {}, {}, []
     for files in cases:
         steps.next(f"measuring {files.name}")
-        start = time.perf_counter()
         try:
             measured = parts.measure(files, options)
         except WriteError:
@@ -275,5 +258,4 @@ def _measured(
             failures.append(failure_of(files.name, error))
         else:
             sums[files.name], doubts[files.name] = measured.sums, measured.doubts
-            tell(len(sums), files, sums[files.name], time.perf_counter() - start)
     return sums, doubts, failures

@@ -51,7 +51,6 @@ class Parts:
 
     def __init__(self, folder: Path, measured: Path | None = None) -> None:
         self.folder, self.measured = folder, measured
-        self.resumed = folder.exists() or measured is not None
         make_folder(folder)
 
     def measure(self, files: CaseFiles, options: Options, calibrator: Calibrator | None = None) -> Measured:

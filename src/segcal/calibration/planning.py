@@ -1,4 +1,4 @@
-"""What a fit will do: which calibrators it tries, on which cases, and how long that takes."""
+"""What a fit will do: which calibrators it tries, on which cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from segcal._io.words import counted
 from segcal.calibration.choosing import AUTO, CANDIDATES, chosen_patients
-from segcal.calibration.estimate import Blank, about_seconds
+from segcal.calibration.estimate import Blank
 from segcal.calibration.folds import make_folds
 from segcal.calibration.steps import FIT_STEPS
 from segcal.calibrators import make_calibrator
@@ -16,7 +16,6 @@ from segcal.calibrators.calibrator import Activation
 from segcal.errors import ConfigError, SegcalError, check_seed
 from segcal.evaluation.calibrated import FolderCase, activation_of
 from segcal.evaluation.options import Options
-from segcal.evaluation.sums import CaseSums
 from segcal.volumes import CaseFiles, Pairing, count_channels
 
 MOST_AT_ONCE = 1 << 27  # values of a case, half a gigabyte: no larger one is held at once unless asked for
@@ -43,13 +42,6 @@ class Plan(NamedTuple):
         each = self.tried * sum(len(each.strengths) for each in self.candidates) + sum(map(len, self.everyone))
         fits = 1 + len(self.groups) * len(self.candidates) + len(self.everyone)
         return len(self.pairing.cases) + each + FIT_STEPS * fits
-
-    def about_seconds(self, files: CaseFiles, sums: CaseSums, case_s: float, *, workers: int = 1) -> float:
-        """What fits and check take, were all cases like this one, which takes `case_s` to read and measure."""
-        return about_seconds(
-            self.candidates, files, sums, case_s, cases=len(self.pairing.cases), tried=self.tried,
-            folds=len(self.groups), checked_again=sum(map(len, self.everyone)), workers=workers,
-        )  # fmt: skip
 
 
 def plan_fit(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from segcal._io import ending
-from segcal._io.words import counted
+from segcal._io.words import counted, duration
 from segcal.cli.app import app
 from segcal.cli.options import Numbers, dask_cluster
 from segcal.cli.orderly import Verb, Verbs
@@ -261,8 +261,6 @@ def _plan_table(plan: Plan) -> Table:
 def _table(found: Overview) -> Table:
     from rich.markup import escape
     from rich.table import Table
-
-    from segcal.calibrators.cost import duration
 
     table = Table(title=found.line, title_justify="left")
     for heading in ("run", "status", "stage", "done", "time", "where"):

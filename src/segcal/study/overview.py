@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from segcal._io.words import counted
-from segcal.calibrators.cost import duration
+from segcal._io.words import counted, duration
 from segcal.study.plan import PlannedRun
 from segcal.study.work import TRAINING, RunState, Workshop
 

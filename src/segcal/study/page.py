@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from segcal._io.files import write_whole
-from segcal._io.words import counted
-from segcal.calibrators.cost import duration
+from segcal._io.words import counted, duration
 from segcal.evaluation.columns import Column
 from segcal.evaluation.intervals import FEWEST_PATIENTS
 from segcal.evaluation.tables import Cell, Table
