@@ -11,7 +11,7 @@ from scipy.special import expit, log_softmax, softmax
 from typer.testing import CliRunner
 
 from segcal import ConfigError, ReadOptions, evaluate
-from segcal.calibration import parts
+from segcal.calibration import cross_fitting
 from segcal.calibration.applying import apply_calibrator
 from segcal.calibration.effect import reliability_before_and_after
 from segcal.calibration.fitting import fit_calibrator
@@ -19,6 +19,7 @@ from segcal.calibration.folds import make_folds
 from segcal.calibrators import CALIBRATORS, Temperature, VectorScaling, load_calibrator
 from segcal.cli import app
 from segcal.errors import LabelError, SegcalError
+from segcal.evaluation import cohort
 from segcal.evaluation.calibrated import LEAST, turn, turn_back
 from segcal.evaluation.naming import BESIDE_MAPS, write_own
 from segcal.volumes.orientation import orientation_of
@@ -665,7 +666,7 @@ def test_an_interrupted_fit_goes_on_where_it_was(folder, monkeypatch):
     arguments = (folder / "probabilities", folder / "labels")
     calm = fit_calibrator(*arguments, folder / "calm.json", method="temperature", folds=3)
     fits, measured = [], []
-    fit, measure = Temperature.fit, parts.measure_case
+    fit, measure = Temperature.fit, cohort.measure_case
 
     def counted_fit(self, *given, **named):
         fits.append(self)
@@ -678,7 +679,8 @@ def test_an_interrupted_fit_goes_on_where_it_was(folder, monkeypatch):
         return measure(*given, **named)
 
     monkeypatch.setattr(Temperature, "fit", counted_fit)
-    monkeypatch.setattr(parts, "measure_case", counted_measure)
+    for module in (cohort, cross_fitting):
+        monkeypatch.setattr(module, "measure_case", counted_measure)
     with pytest.raises(KeyboardInterrupt):
         fit_calibrator(*arguments, folder / "c.json", method="temperature", folds=3)
     assert not (folder / "c.json").exists()

@@ -124,7 +124,7 @@ COMMANDS = {
             *("--out", out / "calibrator.json"),
         ],
         contents(".json"),
-        "segcal.calibration.parts.measure_case",
+        "segcal.evaluation.cohort.measure_case",
         RESUMES,
     ),
     "apply": Command(

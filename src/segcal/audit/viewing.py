@@ -9,7 +9,7 @@ from pathlib import Path
 
 from segcal._io.files import csv_text, make_folder, write_whole
 from segcal._io.jobs import failure_of
-from segcal.calibration.parts import HeldOut
+from segcal.calibration.cross_fitting import HeldOut
 from segcal.calibrators import load_calibrator
 from segcal.evaluation.evaluation import Evaluation
 from segcal.viewer import ViewedCase, choose_cases

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from segcal.calibrators import Calibrator, make_calibrator
 from segcal.evaluation.columns import Column
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import group_matrix, patients_of
@@ -37,6 +38,10 @@ class Candidate(NamedTuple):
     method: str
     settings: Mapping[str, Any]
     strengths: tuple[float, ...] = (1.0, HALF)
+
+    def make(self) -> Calibrator:
+        """Return a calibrator that is not fitted yet."""
+        return make_calibrator(self.method, **self.settings)
 
     def named(self, strength: float) -> str:
         return self.name if strength == 1 else f"{self.name}, at {strength:.0%}"

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from segcal._io.files import WriteError, locked, make_folder
-from segcal._io.jobs import PARTS, Failure, failure_of
-from segcal.calibration.ahead import Ahead
-from segcal.calibration.choosing import AUTO, UNCHANGED, Choice, choose
-from segcal.calibration.estimate import Blank
-from segcal.calibration.parts import Fits, HeldOut, Parts, check_fold, told_of
+from segcal._io.files import locked, make_folder
+from segcal._io.jobs import PARTS, Failure, Job, Pool, do_jobs, threads_of
+from segcal.calibration.choosing import AUTO, UNCHANGED, Candidate, Choice, choose
+from segcal.calibration.cross_fitting import FitCache, HeldOut, cross_fit, fit_to_all
 from segcal.calibration.planning import Plan, plan_fit
 from segcal.calibration.steps import Progress, Steps
 from segcal.calibrators import Calibrator, Temperature
-from segcal.calibrators.calibrator import SeparableError
-from segcal.errors import ConfigError, SegcalError, check_integer
+from segcal.errors import ConfigError, check_integer
 from segcal.evaluation.calibrated import FolderCase
-from segcal.evaluation.cohort import open_cohort
+from segcal.evaluation.cohort import measure_files, open_cohort
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.outcome import Note, as_plain, gather_notes, told
@@ -122,11 +120,10 @@ def fit_calibrator(
         raise ConfigError(f"--out must be a file, as calibrator.json; {out} is a folder. Give a file name.")
     make_folder(out.parent)
     with locked(out.with_name(f".{out.name}.lock"), out):
-        parts = Parts(out.with_name(f".{out.name}.parts"), None if measured is None else Path(measured) / PARTS)
-        steps = Steps(progress, plan.steps)
+        cache = FitCache(out.with_name(f".{out.name}.parts"), None if measured is None else Path(measured) / PARTS)
         with one_torch_thread():
-            fitted = _fit(plan, patients, out, parts, Ahead(workers, parts, steps), steps)
-        parts.remove()
+            fitted = _fit(plan, patients, out, cache, workers, Steps(progress, plan.steps), say)
+        cache.remove()
         return fitted
 
 
@@ -134,16 +131,14 @@ def _fit(
     plan: Plan,
     patients: str | None,
     out: Path,
-    parts: Parts,
-    ahead: Ahead,
+    cache: FitCache,
+    workers: int,
     steps: Steps,
+    say: Callable[[str], None],
 ) -> Fitted:
     """Measure all cases, fit without each group and measure it again, fit to all what is taken, and write that."""
     candidates, options, pairing, groups, everyone = plan
-    crashed = ahead.measure(pairing.cases, options)
-    usable = [files for files in pairing.cases if files.name not in crashed]
-    before, doubts, failures = _measured(usable, options, parts, steps)
-    failures += crashed.values()
+    before, doubts, failures = _measure_cases(pairing.cases, options, cache, workers, steps)
     if not before:
         raise ConfigError(f"there must be cases to fit a calibrator on; {failures[0].case}: {failures[0].message}")
     cases = {name: FolderCase(files, options) for files in pairing.cases if (name := files.name) in before}
@@ -157,82 +152,33 @@ def _fit(
     tried = [name for name in cases if any(name in group for group in groups)] if groups else list(cases)
     shown = evaluation({name: before[name] for name in tried})
     some = {name: cases[name] for name in tried}
-    ahead.check(candidates, some, groups)
-    after, held_out = _tried(candidates, some, groups, parts, steps, say)
-    results = {name: evaluation(sums) for name, sums in after.items()}
+    crossed = cross_fit(candidates, some, groups, cache=cache, workers=workers, steps=steps, say=say)
+    results = {name: evaluation(fit.sums) for name, fit in crossed.items()}
     choice = choose(shown, results, patients=patients) if len(candidates) > 1 else None
     taken = candidates[0].name if choice is None else choice.taken
     if everyone:
         shown = evaluation(before)
     if taken == UNCHANGED:
-        calibrator: Calibrator = Temperature(1.0, activation=candidates[0].calibrator.activation)
+        calibrator: Calibrator = Temperature(1.0, activation=candidates[0].make().activation)
         results[taken] = shown
     else:
-        blank, strength = _candidate(candidates, taken)
+        candidate, strength = _candidate(candidates, taken)
         if everyone:
-            chosen = Blank(blank, {strength: taken})
-            ahead.check([chosen], cases, everyone)
-            sums, held_out[taken] = _checked(chosen, cases, everyone, parts, steps)[taken]
-            results[taken] = evaluation(sums)
-        calibrator = Fits(blank, cases, parts, steps).without((), "fitting to all cases").weakened(strength)
+            chosen = candidate._replace(strengths=(strength,))
+            crossed |= cross_fit([chosen], cases, everyone, cache=cache, workers=workers, steps=steps)
+            results[taken] = evaluation(crossed[taken].sums)
+        calibrator = fit_to_all(candidate, cases, cache=cache, steps=steps).weakened(strength)
     if (picture := picture_beside(out)) != out:
         picture.unlink(missing_ok=True)  # of the calibrator that was here
     calibrator.save(out)
     steps.end()
-    used = tuple(held_out.get(taken, ()))
+    used = crossed[taken].held_out if taken in crossed else ()
     return Fitted(calibrator, shown, results.get(taken), len(groups), failures, pairing, notes, choice, used)
 
 
-def _candidate(candidates: Sequence[Blank], name: str) -> tuple[Calibrator, float]:
+def _candidate(candidates: Sequence[Candidate], name: str) -> tuple[Candidate, float]:
     """The candidate of this name, and its strength."""
-    return next((each.calibrator, at) for each in candidates for at, called in each.strengths.items() if called == name)
-
-
-def _tried(
-    candidates: Sequence[Blank],
-    cases: Mapping[str, FolderCase],
-    groups: list[list[str]],
-    parts: Parts,
-    steps: Steps,
-    say: Callable[[str], None],
-) -> tuple[dict[str, dict[str, CaseSums]], dict[str, list[HeldOut]]]:
-    """What each candidate makes of the cases, and what it was fitted without; one that cannot be fitted is left out."""
-    after: dict[str, dict[str, CaseSums]] = {}
-    held_out: dict[str, list[HeldOut]] = {}
-    errors: dict[str, SegcalError] = {}
-    for each in candidates if groups else ():
-        try:
-            checked = _checked(each, cases, groups, parts, steps)
-        except SegcalError as error:
-            errors[each.name] = error
-        else:
-            after |= {name: check.sums for name, check in checked.items()}
-            held_out |= {name: check.held_out for name, check in checked.items()}
-    if errors and not after:
-        raise min(errors.values(), key=lambda error: isinstance(error, SeparableError))  # another error tells more
-    for name, reason in errors.items():
-        say(f"{name} is left out: {reason}")
-    return after, held_out
-
-
-class _Check(NamedTuple):
-    """Sums of cases by calibrators that were fitted without them, and which those are."""
-
-    sums: dict[str, CaseSums]
-    held_out: list[HeldOut]
-
-
-def _checked(
-    candidate: Blank, cases: Mapping[str, FolderCase], groups: list[list[str]], parts: Parts, steps: Steps
-) -> dict[str, _Check]:
-    """Each case by a calibrator fitted without its group, by the names of the candidate's strengths."""
-    fits = Fits(candidate.calibrator, cases, parts, steps)
-    after = {name: _Check({}, []) for name in candidate.strengths.values()}
-    for number, group in enumerate(groups):
-        for called, held_out, sums in check_fold(candidate, fits, group, told_of(candidate, number, len(groups))):
-            after[called].held_out.append(held_out)
-            after[called].sums.update(sums)
-    return after
+    return next((each, strength) for each in candidates for strength in each.strengths if each.named(strength) == name)
 
 
 def picture_beside(out: Path) -> Path:
@@ -240,22 +186,24 @@ def picture_beside(out: Path) -> Path:
     return out.with_suffix(".png")
 
 
-def _measured(
-    cases: Sequence[CaseFiles],
-    options: Options,
-    parts: Parts,
-    steps: Steps,
+def _measure_cases(
+    cases: Sequence[CaseFiles], options: Options, cache: FitCache, workers: int, steps: Steps
 ) -> tuple[dict[str, CaseSums], dict[str, tuple[str, ...]], list[Failure]]:
     """Sums of the cases as they are, what is doubtful about them, and those that cannot be measured."""
-    sums, doubts, failures = {}, {}, []
-    for files in cases:
-        steps.next(f"measuring {files.name}")
-        try:
-            measured = parts.measure(files, options)
-        except WriteError:
-            raise
-        except Exception as error:  # no case may end the others
-            failures.append(failure_of(files.name, error))
-        else:
-            sums[files.name], doubts[files.name] = measured.sums, measured.doubts
-    return sums, doubts, failures
+    pool, paths = Pool(workers), {files.name: cache.sums_path(files, options) for files in cases}
+    jobs = [
+        Job(files.name, measure_files, (files, options, threads_of(workers), files.name, paths[files.name]))
+        for files in cases
+        if not CaseSums.are_in(paths[files.name], options)
+    ]
+    steps.advance(len(cases) - len(jobs), "measuring")
+    failures: dict[str, Failure] = {}
+    with closing(do_jobs(jobs, pool)) as ended:
+        for job, failure in ended:
+            steps.advance(1, f"measured {job.name}")
+            if failure is not None:
+                failures[job.name] = failure
+    measured = {name: path for name, path in paths.items() if name not in failures}
+    sums = {name: CaseSums.load(path)[0] for name, path in measured.items()}
+    doubts = {name: tuple(CaseSums.doubts_in(path)) for name, path in measured.items()}
+    return sums, doubts, [failures[name] for name in paths if name in failures]

@@ -7,11 +7,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from segcal._io.words import counted
-from segcal.calibration.choosing import AUTO, CANDIDATES, chosen_patients
-from segcal.calibration.estimate import Blank
+from segcal.calibration.choosing import AUTO, CANDIDATES, Candidate, chosen_patients
 from segcal.calibration.folds import make_folds
 from segcal.calibration.steps import FIT_STEPS
-from segcal.calibrators import make_calibrator
 from segcal.calibrators.calibrator import Activation
 from segcal.errors import ConfigError, SegcalError, check_seed
 from segcal.evaluation.calibrated import FolderCase, activation_of
@@ -24,7 +22,7 @@ MOST_AT_ONCE = 1 << 27  # values of a case, half a gigabyte: no larger one is he
 class Plan(NamedTuple):
     """What a fit will do, as far as names and headers tell."""
 
-    candidates: list[Blank]
+    candidates: list[Candidate]
     options: Options
     pairing: Pairing
     groups: list[list[str]]
@@ -66,7 +64,7 @@ def plan_fit(
             raise ConfigError(f"{name} must not be a setting here; {instead}.")
     candidates = _candidates(method, settings or {}, activation_of(channels, options), options, folds)
     if method == AUTO and (large := _large_cases(pairing.cases, channels, options)):
-        candidates = [each for each in candidates if not each.calibrator.spatial]
+        candidates = [each for each in candidates if not each.make().spatial]
         say(f"{counted(large, 'case')} of more than {MOST_AT_ONCE:,} values: what needs whole cases is not tried")
     names = [files.name for files in pairing.cases]
     tried = chosen_patients(names, patients) if method == AUTO else names
@@ -97,23 +95,19 @@ def _large_cases(cases: Sequence[CaseFiles], channels: int, options: Options) ->
 
 def _candidates(
     method: str, settings: dict[str, Any], activation: Activation, options: Options, folds: int | None
-) -> list[Blank]:
+) -> list[Candidate]:
     """What is to be fitted; wrong settings are refused before any work."""
     if method != AUTO:
-        blank = make_calibrator(method, activation=activation, **settings)
-        if blank.spatial and options.ignore_index is not None:
+        candidate = Candidate(method, method, {"activation": activation, **settings}, (1.0,))
+        if candidate.make().spatial and options.ignore_index is not None:
             raise ConfigError(
                 f"voxels must not be left out, as those of label {options.ignore_index}, where the calibrator looks at "
                 f"their neighbors; fit {method} without dilations and smoothing."
             )
-        return [Blank(blank, {1.0: method})]
+        return [candidate]
     if settings:
         raise ConfigError(f"the method 'auto' must go without settings; got {', '.join(settings)}. Name a method.")
     if folds == 0:
         raise ConfigError("the method 'auto' needs the check to choose by; leave folds out, or name a method.")
-    found = []
-    for each in CANDIDATES:
-        blank = make_calibrator(each.method, activation=activation, **each.settings)
-        if not (blank.spatial and options.ignore_index is not None):
-            found.append(Blank(blank, {strength: each.named(strength) for strength in each.strengths}))
-    return found
+    candidates = [each._replace(settings={"activation": activation, **each.settings}) for each in CANDIDATES]
+    return [each for each in candidates if options.ignore_index is None or not each.make().spatial]

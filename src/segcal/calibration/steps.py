@@ -17,19 +17,18 @@ class Steps:
 
     def __init__(self, progress: Progress, total: int) -> None:
         self.progress, self.done, self.total = progress, 0, total
-        self.ahead = 0
 
     def tell(self, text: str, more: int = 0) -> None:
         """What is done now, and `more` steps of it."""
-        self.progress(max(self.done + more, self.ahead), self.total, text)
+        self.progress(self.done + more, self.total, text)
 
     def next(self, text: str) -> None:
         self.tell(text)
         self.done += 1
 
-    def others(self, steps: int, text: str) -> None:
-        """Steps that other processes have done; whoever goes through them in order is not told again."""
-        self.ahead = max(self.ahead, self.done) + steps
+    def advance(self, steps: int, text: str) -> None:
+        """Report so many steps that are done."""
+        self.done += steps
         self.tell(text)
 
     @contextmanager

@@ -1,22 +1,20 @@
-"""Fits by several processes: the same calibrator and numbers as by one, also when they are killed on the way."""
+"""Cross-fitting by several processes finds the same calibrator and numbers as by one, also after a kill."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from tests.calibration.test_fitting import folder, save  # noqa: F401
+from tests.calibration.test_fitting import draw, folder, save  # noqa: F401
 
-from segcal.calibration import ahead, planning
+from segcal.calibration import cross_fitting, fitting, planning
 from segcal.calibration.choosing import Candidate
 from segcal.calibration.fitting import fit_calibrator
-from segcal.calibration.parts import Parts
-from segcal.calibration.steps import Steps
-from segcal.errors import SegcalError
+from segcal.errors import LabelError, SegcalError
 from segcal.kernels.threads import one_torch_thread, pass_threads
 
 QUICK = (
@@ -93,17 +91,28 @@ class Dying:
 
 
 def test_a_process_that_dies_is_told_with_its_case_or_its_fit(folder, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(ahead, "Pool", lambda workers: Dying())
     arguments = (folder / "probabilities", folder / "labels", folder / "c.json")
-    with pytest.raises(SegcalError, match="case_0: the process that read this case died"):
-        fit_calibrator(*arguments, method="temperature", folds=2, workers=2)
-    fit_calibrator(*arguments, method="temperature", folds=0)
-    measured = Path(folder / "measured")
-    parts = Parts(measured)
-    works = ahead.Ahead(2, parts, Steps(lambda *told: None, 1))
-    meant = planning.Blank(planning.make_calibrator("temperature"), {1.0: "temperature"})
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "Pool", lambda workers: Dying())
+        with pytest.raises(SegcalError, match="case_0: the process that read this case died"):
+            fit_calibrator(*arguments, method="temperature", folds=2, workers=2)
+    monkeypatch.setattr(cross_fitting, "Pool", lambda workers: Dying())
     with pytest.raises(SegcalError, match="temperature, fitting without part 1 of 2: the process died"):
-        works.check([meant], {}, [["a"], ["b"]])
+        fit_calibrator(*arguments, method="temperature", folds=2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_candidate_that_cannot_be_fitted_is_left_out(folder, monkeypatch, workers):  # noqa: F811
+    """Vector scaling needs voxels of every class; a temperature does not."""
+    for i in range(6):
+        _, labels = draw(i)
+        save(folder / "labels" / f"case_{i}.nii.gz", np.where(labels == 2, 0, labels).astype(np.uint8))
+    monkeypatch.setattr(planning, "CANDIDATES", QUICK[:2])
+    arguments = (folder / "probabilities", folder / "labels", folder / "c.json")
+    fitted = fit_calibrator(*arguments, folds=2, workers=workers)
+    assert [trial.name for trial in fitted.choice.trials] == ["as it is", "temperature"]
+    with pytest.raises(LabelError, match="vector needs voxels of every class in the labels; class 2 has none"):
+        fit_calibrator(*arguments, method="vector", folds=2, workers=workers)
 
 
 def test_torch_keeps_to_one_thread_and_our_passes_to_theirs(monkeypatch):
