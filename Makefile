@@ -4,8 +4,8 @@ BIN = .venv/bin
 READY = .venv/ready
 PROCESSES ?= 2
 PEERS = others nnunet
-ADAPTERS = triton nnunet notebook lightning dask triton_numbers
-EXTRAS_others = docs,lightning,notebook,triton
+ADAPTERS = nnunet notebook lightning dask
+EXTRAS_others = docs,lightning,notebook
 EXTRAS_nnunet = nnunet
 
 .PHONY: setup browser niivue demo test test-bounds test-long test-adapters $(ADAPTERS:%=test-%) peers docs wheel lint bench bench-short clean
@@ -48,8 +48,7 @@ test-bounds: setup
 test-long: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not peers" --numprocesses $(PROCESSES) --dist load
 
-# With clusters and frameworks of others, which take their time: files side by side, the longest first, each in a process
-# of its own, since Triton's interpreter changes all of one. nnU-Net brings a torchvision that others must not find.
+# With clusters and frameworks of others, which take their time: files side by side, the longest first. nnU-Net brings a torchvision that others must not find.
 test-adapters: peers
 	$(MAKE) --no-print-directory --jobs $(PROCESSES) --output-sync $(ADAPTERS:%=test-%)
 

@@ -12,10 +12,5 @@ _PEERS = {
         "src/segcal/adapters/nnunet_trainers",
         "tests/adapters/test_nnunet.py",
     ],
-    "triton": [
-        "src/segcal/kernels/triton_gpu.py",
-        "tests/adapters/test_triton.py",
-        "tests/adapters/test_triton_numbers.py",
-    ],
 }
 collect_ignore = [path for package, paths in _PEERS.items() if find_spec(package) is None for path in paths]

@@ -92,17 +92,17 @@ def _with_gradient(example: Example, loss: Callable[[Tensor], Tensor]) -> list[T
 Call = Callable[[Example, Binning, str, str], list[Tensor]]
 
 
-def assert_same_end(call: Call, example: Example, binning: Binning, activation: str, backend: str) -> None:
-    """Both backends give the same numbers, NaN where the other has NaN, or refuse with the same class of error."""
+def assert_same_end(call: Call, example: Example, binning: Binning, activation: str) -> None:
+    """numba and torch give the same numbers, NaN where the other has NaN, or refuse with the same class of error."""
     ends: list[list[Tensor] | type[SegcalError]] = []
-    for name in (backend, "torch"):
+    for name in ("numba", "torch"):
         try:
             ends.append(call(example, binning, activation, name))
         except SegcalError as error:
             ends.append(type(error))
     got, expected = ends
     if isinstance(expected, type) or isinstance(got, type):
-        assert got == expected, f"{backend} ends in {got}, the reference in {expected}"
+        assert got == expected, f"numba ends in {got}, the reference in {expected}"
         return
     for a, b in zip(got, expected, strict=True):
         digits = {torch.float64: 1e-9, torch.float32: 1e-5}.get(b.dtype, 1e-2)

@@ -252,22 +252,6 @@ def test_numba_is_picked_on_the_cpu_and_an_argument_overrides(monkeypatch):
 ON_GPU = SimpleNamespace(device=torch.device("cuda"))
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_triton_is_taken_on_a_gpu_only_where_it_is_asked_for(monkeypatch, installed):
-    monkeypatch.setattr("segcal.collect.HAS_TRITON", installed)
-    assert pick_backend(ON_GPU, None) == "torch"
-    assert pick_backend(ON_GPU, "torch") == "torch"
-    monkeypatch.setenv("SEGCAL_BACKEND", "triton")
-    assert pick_backend(ON_GPU, "torch") == "torch"
-    if installed:
-        assert pick_backend(ON_GPU, "triton") == pick_backend(ON_GPU, None) == "triton"
-        return
-    with pytest.raises(ConfigError, match=r"backend='triton' needs triton, which is not installed"):
-        pick_backend(ON_GPU, "triton")
-    with pytest.raises(ConfigError, match=r"SEGCAL_BACKEND=triton needs triton, which is not installed"):
-        pick_backend(ON_GPU, None)
-
-
 def test_numba_is_refused_on_a_gpu():
     with pytest.raises(ConfigError, match=r"backend='numba' works on the CPU; the inputs are on cuda. Use 'torch'."):
         pick_backend(ON_GPU, "numba")
@@ -275,11 +259,9 @@ def test_numba_is_refused_on_a_gpu():
 
 @pytest.mark.parametrize(
     ("value", "on_cpu", "on_gpu"),
-    [("", "numba", "torch"), ("torch", "torch", "torch"), ("numba", "numba", "torch"), ("triton", "numba", "triton")],
+    [("", "numba", "torch"), ("torch", "torch", "torch"), ("numba", "numba", "torch")],
 )
 def test_the_variable_holds_wherever_its_backend_works(monkeypatch, value, on_cpu, on_gpu):
-    monkeypatch.setattr("segcal.collect.HAS_TRITON", True)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("SEGCAL_BACKEND", value)
     assert pick_backend(torch.zeros(1), None) == on_cpu
     assert pick_backend(ON_GPU, None) == on_gpu
@@ -287,23 +269,20 @@ def test_the_variable_holds_wherever_its_backend_works(monkeypatch, value, on_cp
 
 def test_a_variable_that_names_no_backend_is_refused(monkeypatch):
     monkeypatch.setenv("SEGCAL_BACKEND", "cuda")
-    told = r"SEGCAL_BACKEND must be one of 'torch', 'numba', 'triton'; got 'cuda'. Unset it to let segcal pick."
-    with pytest.raises(ConfigError, match=told):
+    message = r"SEGCAL_BACKEND must be one of 'torch', 'numba'; got 'cuda'. Unset it to let segcal pick."
+    with pytest.raises(ConfigError, match=message):
         bin_statistics(P, Y)
-
-
-def test_triton_is_refused_on_the_cpu(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ConfigError, match=r"backend='triton' works on a CUDA device; the inputs are on cpu"):
-        bin_statistics(P, Y, backend="triton")
 
 
 def test_without_numba_torch_is_picked_and_asking_for_numba_is_refused(monkeypatch):
     monkeypatch.setattr("segcal.collect.HAS_NUMBA", False)
     monkeypatch.delenv("SEGCAL_BACKEND", raising=False)
     assert pick_backend(torch.zeros(1), None) == "torch"
-    with pytest.raises(ConfigError, match=r"needs numba, which is not installed; pip install numba"):
+    with pytest.raises(ConfigError, match=r"backend='numba' needs numba, which is not installed; pip install numba"):
         bin_statistics(P, Y, backend="numba")
+    monkeypatch.setenv("SEGCAL_BACKEND", "numba")
+    with pytest.raises(ConfigError, match=r"SEGCAL_BACKEND=numba needs numba, which is not installed"):
+        pick_backend(torch.zeros(1), None)
 
 
 def with_value(tensor: torch.Tensor, place: tuple[int, ...], value: float) -> torch.Tensor:
@@ -354,7 +333,7 @@ ONE_HOT = oracle.one_hot(MAP, 3)
             MAP,
             {"backend": "cuda"},
             ConfigError,
-            r"backend must be one of 'torch', 'numba', 'triton'; got 'cuda'",
+            r"backend must be one of 'torch', 'numba'; got 'cuda'",
         ),
     ],
 )

@@ -19,7 +19,7 @@ import import_graph
 ROOT = Path(__file__).parents[1]
 HEIGHT = {name: height for height, layer in enumerate(import_graph.LAYERS) for name in layer}
 SPINE = {name for name in HEIGHT if HEIGHT[name] <= HEIGHT["losses"]} - {"volumes"}
-SPINE_NEEDS = {"torch", "numpy", "numba", "llvmlite", "triton", "filelock"}  # beyond the standard library
+SPINE_NEEDS = {"torch", "numpy", "numba", "llvmlite", "filelock"}  # beyond the standard library
 
 
 def test_no_modules_import_each_other_in_a_circle():

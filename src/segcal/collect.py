@@ -13,11 +13,11 @@ from torch import Tensor
 from segcal.binning import Binning, need_common_edges
 from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, one_of
 from segcal.kernels.operator import sum_voxels, voxel_sums
-from segcal.kernels.spec import HAS_NUMBA, HAS_TRITON
+from segcal.kernels.spec import HAS_NUMBA
 from segcal.statistics import BinStatistics
 
 Activation = Literal["softmax", "sigmoid", "none"]
-Backend = Literal["torch", "numba", "triton"]
+Backend = Literal["torch", "numba"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 BACKEND_VARIABLE = "SEGCAL_BACKEND"
 
@@ -44,7 +44,7 @@ def bin_statistics(
     binning: bins and kernel, in place of `bins`.
     mask: (case, ...) or (case, 1, ...); voxels where it is 0 are left out.
     ignore_index: voxels with this label are left out. Needs an integer label map.
-    backend: "torch", "numba" (on the CPU) or "triton" (on a CUDA device); by default the choice of `pick_backend`.
+    backend: "torch" or "numba" (on the CPU); by default the choice of `pick_backend`.
 
     >>> probabilities = torch.tensor([[[0.8, 0.3, 0.6], [0.2, 0.7, 0.4]]])  # one case, two classes
     >>> stats = bin_statistics(probabilities, torch.tensor([[0, 1, 1]]), bins=2)
@@ -210,32 +210,25 @@ def sums_of(
 def pick_backend(inputs: Tensor, backend: Backend | None) -> Backend:
     """The backend that was asked for; otherwise numba for tensors on the CPU if it is there, and plain torch elsewhere.
 
-    It is asked for by the argument or, wherever the inputs are on its device, by the variable SEGCAL_BACKEND. Triton is
-    never taken unasked: its kernels have not run on a GPU yet.
+    It is asked for by the argument or, wherever the inputs are on its device, by the variable SEGCAL_BACKEND.
     """
-    device = inputs.device.type
+    on_cpu = inputs.device.type == "cpu"
     if backend is not None:
         one_of("backend", backend, BACKENDS)
-        if not _runs_on(backend, device):
-            where = {"numba": "the CPU", "triton": "a CUDA device"}[backend]
-            raise ConfigError(f"backend={backend!r} works on {where}; the inputs are on {inputs.device}. Use 'torch'.")
+        if backend == "numba" and not on_cpu:
+            raise ConfigError(f"backend='numba' works on the CPU; the inputs are on {inputs.device}. Use 'torch'.")
         return _installed(backend, f"backend={backend!r}")
     wanted = cast("Backend | None", os.environ.get(BACKEND_VARIABLE) or None)
     if wanted is not None:
         one_of(BACKEND_VARIABLE, wanted, BACKENDS, hint="Unset it to let segcal pick.")
-        if _runs_on(wanted, device):
+        if on_cpu:
             return _installed(wanted, f"{BACKEND_VARIABLE}={wanted}")
-    return "numba" if device == "cpu" and HAS_NUMBA else "torch"
-
-
-def _runs_on(backend: Backend, device: str) -> bool:
-    interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    return {"torch": True, "numba": device == "cpu", "triton": device == "cuda" or interpreted}[backend]
+    return "numba" if on_cpu and HAS_NUMBA else "torch"
 
 
 def _installed(backend: Backend, asked: str) -> Backend:
-    if not {"torch": True, "numba": HAS_NUMBA, "triton": HAS_TRITON}[backend]:
-        raise ConfigError(f"{asked} needs {backend}, which is not installed; pip install {backend}.")
+    if backend == "numba" and not HAS_NUMBA:
+        raise ConfigError(f"{asked} needs numba, which is not installed; pip install numba.")
     return backend
 
 

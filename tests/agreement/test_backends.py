@@ -9,6 +9,7 @@ import torch
 from backends import ACTIVATIONS, VOXELS, assert_agreement, assert_close, batch, edge_batch, sums_and_gradient
 
 from segcal.collect import read_voxels
+from segcal.kernels import reference
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -56,9 +57,15 @@ def test_many_classes_agree():
     assert_agreement(read_voxels(inputs, labels), (20, "triangular", None, "left"), "softmax")
 
 
+def test_the_chunks_and_copies_that_a_gpu_takes_give_the_same_sums(kernel, monkeypatch):
+    monkeypatch.setattr(reference, "CHUNK", reference.DEVICE_CHUNK)
+    monkeypatch.setattr(reference, "COPIES", reference.DEVICE_COPIES)
+    assert_agreement(read_voxels(*batch("map", torch.float32, "softmax")), (13, kernel, None, "left"), "softmax")
+
+
 def test_chunks_of_the_reference_add_up(monkeypatch):
     voxels = read_voxels(*batch("map", torch.float32, "softmax"))
     binning = (13, "bspline", None, "left")
     whole = sums_and_gradient(voxels, binning, "softmax", "torch")
-    monkeypatch.setattr("segcal.kernels.reference.CHUNK", 20_000)
+    monkeypatch.setattr(reference, "CHUNK", 20_000)
     assert_close(sums_and_gradient(voxels, binning, "softmax", "torch"), whole)

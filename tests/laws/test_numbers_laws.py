@@ -15,17 +15,17 @@ BINNINGS = st.builds(Binning, bins=st.sampled_from([1, 13]), kernel=st.sampled_f
 @settings(max_examples=150)
 @given(examples(SHARES), BINNINGS)
 def test_statistics_of_any_probabilities_agree_or_are_refused_alike(example, binning):
-    assert_same_end(statistics, example, binning, "none", "numba")
+    assert_same_end(statistics, example, binning, "none")
 
 
 @pytest.mark.parametrize("call", [ace_loss, segmentation_loss])
 @settings(max_examples=150)
 @given(examples(EXTREME), BINNINGS, st.sampled_from(["softmax", "sigmoid"]))
 def test_losses_of_any_logits_agree_or_are_refused_alike(call, example, binning, activation):
-    assert_same_end(call, example, binning, activation, "numba")
+    assert_same_end(call, example, binning, activation)
 
 
 @settings(max_examples=100)
 @given(examples(SHARES), BINNINGS)
 def test_a_loss_of_any_probabilities_agrees_or_is_refused_alike(example, binning):
-    assert_same_end(ace_loss, example, binning, "none", "numba")
+    assert_same_end(ace_loss, example, binning, "none")

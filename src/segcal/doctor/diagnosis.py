@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from segcal.collect import BACKEND_VARIABLE, BACKENDS, Backend, pick_backend
 from segcal.doctor.checks import BackendCheck, check_backend
 from segcal.doctor.machine import Device, devices, variables, versions
 from segcal.errors import ConfigError
-
-WORTH = 0.9  # of the time of another: a smaller gain may be chance
 
 
 @dataclass(frozen=True)
@@ -65,9 +62,7 @@ def diagnose(*, progress: Callable[[str], None] = lambda text: None) -> Diagnosi
         devices=devices(),
         picked=picked,
         checks=tuple(checks),
-        unavailable={
-            name: "it needs a CUDA device" if find_spec(name) else "it is not installed" for name in sorted(missing)
-        },
+        unavailable=dict.fromkeys(sorted(missing), "it is not installed"),
         setting=setting,
         advice=advice,
     )
@@ -82,7 +77,7 @@ def _runs(tensor: Tensor, backend: Backend) -> bool:
 
 
 def recommend(checks: Sequence[BackendCheck]) -> tuple[Backend | None, str]:
-    """What SEGCAL_BACKEND should be (None: unset), and why: first what agrees, then what is fast."""
+    """What SEGCAL_BACKEND should be (None: unset), and why."""
     setting, why = _best(checks)
     now = os.environ.get(BACKEND_VARIABLE) or None
     if setting == now:
@@ -97,23 +92,8 @@ def _best(checks: Sequence[BackendCheck]) -> tuple[Backend | None, str]:
         report = "Please report it with what segcal doctor --json prints."
         if any(check.backend == "torch" for check in wrong):
             return None, f"{told} disagrees with the reference; keep tensors on the CPU. {report}"
-        return None if {check.backend for check in wrong} == {"triton"} else "torch", (
-            f"{told} disagrees with the reference. {report}"
-        )
-    if gains := _gains(checks):
-        return "triton", f"Triton agrees, and a loss takes at most {max(gains):.0%} of the time of plain torch."
-    return None, "what segcal picks by itself agrees, and no other backend is worth a change."
-
-
-def _gains(checks: Sequence[BackendCheck]) -> list[float]:
-    """Time of a loss by Triton as a share of plain torch's, GPU by GPU; nothing unless it is worth it on all."""
-    times = {(check.device, check.backend): check.milliseconds for check in checks if check.milliseconds}
-    shares = [
-        taken["SegmentationLoss"] / times[device, "torch"]["SegmentationLoss"]
-        for (device, backend), taken in times.items()
-        if backend == "triton" and (device, "torch") in times
-    ]
-    return shares if all(share < WORTH for share in shares) else []
+        return "torch", f"{told} disagrees with the reference. {report}"
+    return None, "what segcal picks by itself agrees with the reference."
 
 
 def _finite(value: Any) -> Any:

@@ -16,7 +16,6 @@ PACKAGES = {  # as pip knows them
     "numpy": "numpy",
     "numba": "numba",
     "llvmlite": "llvmlite",
-    "Triton": "triton",
     "SciPy": "scipy",
     "NiBabel": "nibabel",
     "Pillow": "pillow",
@@ -32,7 +31,7 @@ PACKAGES = {  # as pip knows them
     "Dask": "dask",
     "pydantic": "pydantic",
 }
-VARIABLES = ("SEGCAL_BACKEND", "TRITON_INTERPRET", "OMP_NUM_THREADS", "NUMBA_DISABLE_JIT", "CUDA_VISIBLE_DEVICES")
+VARIABLES = ("SEGCAL_BACKEND", "OMP_NUM_THREADS", "NUMBA_DISABLE_JIT", "CUDA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Sums over voxels: plain torch (the reference), numba for the CPU and Triton for a GPU, behind one torch operator."""
+"""Sums over voxels behind one torch operator: plain torch (the reference, for any device) and numba for the CPU."""

@@ -16,7 +16,6 @@ from segcal.kernels.spec import CLASS_SUMS, LABEL, TOLERANCE, VOXELS, Gradients,
 _MODULES = {
     "torch": "segcal.kernels.reference",
     "numba": "segcal.kernels.numba_cpu",
-    "triton": "segcal.kernels.triton_gpu",
 }
 
 

@@ -26,6 +26,7 @@ from segcal.kernels.spec import (
 )
 
 CHUNK, DEVICE_CHUNK = 1 << 18, 1 << 23  # elements (case x class x voxel) at a time, on the CPU and elsewhere
+COPIES, DEVICE_COPIES = 4, 256  # private copies of the sums, on the CPU and elsewhere
 MOST_COPIES = 1 << 21  # entries in all private copies of one sum together
 
 
@@ -186,7 +187,7 @@ def _cross_entropy(inputs: Tensor, probabilities: Tensor, labels: Tensor, exclus
 def _power_sums(cell: Tensor, u: Tensor, weight: Tensor | None, mask: Tensor | None, size: int, powers: int) -> Tensor:
     """Sums of weight * u**power per row and cell, over private copies that take turns along the voxels."""
     rows, voxels = cell.shape[0] * cell.shape[1], cell.shape[2]
-    copies = max(1, min(4 if u.device.type == "cpu" else 256, MOST_COPIES // (rows * size)))
+    copies = max(1, min(COPIES if u.device.type == "cpu" else DEVICE_COPIES, MOST_COPIES // (rows * size)))
     if copies > 1:
         cell = cell + size * (torch.arange(voxels, device=u.device) % copies)
     values = torch.ones_like(u) if weight is None else weight

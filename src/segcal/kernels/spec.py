@@ -10,7 +10,6 @@ if TYPE_CHECKING:  # torch takes seconds to import; who reads files with numpy a
 
 Array = TypeVar("Array", bound=Any)  # a tensor, or an array of numpy
 HAS_NUMBA = find_spec("numba") is not None
-HAS_TRITON = find_spec("triton") is not None
 
 # Columns of the sums per case and class. The first three carry a gradient.
 CROSS_ENTROPY, INTERSECTION, PROBABILITY_SQUARED, LABEL_SQUARED, LABEL, VOXELS = range(6)
