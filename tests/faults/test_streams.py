@@ -178,7 +178,7 @@ def test_methods_are_described_without_docstrings():
     assert all(len(line.partition(": ")[2]) > 20 for line in lines)
 
 
-VERBS = ["", "evaluate", "compare", "report", "datasets", "datasets check", "train", "predict", "export-bundle", "demo",
+VERBS = ["", "evaluate", "compare", "report", "datasets", "datasets check", "train", "predict", "demo",
          "calibrate", "calibrate fit", "calibrate apply", "decide", "audit", "study", "study run", "study plan",
          "study status", "study report", "doctor"]  # fmt: skip
 

@@ -249,10 +249,3 @@ def test_calibration_decisions_and_the_report_take_pictures(trained):
         rows = [np.load(calibrated / f"{name}_class{index}.npy") for index in (0, 1)]
         np.testing.assert_array_equal(picture, rows[1] > rows[0])
         np.testing.assert_allclose(rows[0] + rows[1], 1, atol=1e-6)
-
-
-def test_a_bundle_of_pictures_is_refused(trained):
-    from segcal.adapters.monai_bundle import export_bundle
-
-    with pytest.raises(ConfigError, match=r"as bundles are; the network of .* has two axes"):
-        export_bundle(load_run(trained / "run"), trained / "bundle")

@@ -4,7 +4,6 @@ Each module holds the commands of the package of the same name.
 """
 
 from segcal.cli import (  # noqa: F401  the commands
-    adapters,
     audit,
     calibration,
     comparison,

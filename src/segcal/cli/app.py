@@ -23,7 +23,7 @@ Calibrate after training:
 All commands: segcal --help. One command: segcal COMMAND --help."""
 JOURNEY = (  # as in ARCHITECTURE.md
     "evaluate", "lesions", "compare", "report", "calibrate", "decide", "quality", "review", "audit", "datasets",
-    "train", "predict", "study", "demo", "doctor", "export-bundle",
+    "train", "predict", "study", "demo", "doctor",
 )  # fmt: skip
 
 
