@@ -52,8 +52,6 @@ def make_case(number: int, methods: int) -> CaseVolumes:
         (1.0, 1.0, 1.0),
         np.eye(4),
         True,
-        (0, 0, 0),
-        SHAPE,
     )
 
 

@@ -52,10 +52,7 @@ def made(seed, count=2):
 def volumes_of(name, probabilities, *, labels=LABELS, image=None, classes=CLASSES, affine=FLAT):
     """Probabilities: (method, class, x, y, z)."""
     bytes_ = np.rint(probabilities * 255).astype(np.uint8)
-    shape = bytes_.shape[2:]
-    return CaseVolumes(
-        name, classes, METHODS[: len(bytes_)], bytes_, labels, image, (1.0, 1.0, 2.0), affine, True, (0, 0, 0), shape
-    )
+    return CaseVolumes(name, classes, METHODS[: len(bytes_)], bytes_, labels, image, (1.0, 1.0, 2.0), affine, True)
 
 
 def evaluation_of(names, probabilities, labels):

@@ -307,32 +307,6 @@ class Evaluation:
 
         return to_html(summary_table(self))
 
-    def view(
-        self,
-        case: str,
-        predictions: str | os.PathLike[str],
-        *,
-        labels: str | os.PathLike[str] | None = None,
-        images: str | os.PathLike[str] | None = None,
-        class_name: str | None = None,
-    ) -> Any:
-        """The case in a notebook: a viewer where ipyniivue is installed (`segcal[view]`), else a picture of a slice.
-
-        The volumes are read anew, as the evaluation was told to, through its calibrator if it had one. The viewer has
-        three planes; the picture shows the slice of the largest error.
-
-        case: its name, one of `cases`.
-        predictions: folder of the predictions that were evaluated.
-        labels, images: folders of the cases' labels and images; without labels no error is shown.
-        class_name: whose probabilities to show; if not given, those of the first class but the background.
-        """
-        from importlib import import_module
-
-        # Pictures are made above evaluations, which need none of them; the package is looked up when it is asked for.
-        return import_module("segcal.viewer.notebook").view(
-            self, case, predictions, labels=labels, images=images, class_name=class_name
-        )
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write PATH (.npz, no pickle) and beside it a .json with names and provenance to read."""
         path = Path(path)

@@ -1,8 +1,7 @@
 """Cases to look at in a browser: their volumes as bytes, the numbers behind the threshold slider, which cases to show.
 
 `volumes` reads and crops a case, `curves` has the numbers at each threshold, `cases` chooses cases of evaluations and
-puts both together, `embedding` writes them into a page with NiiVue, which `vendor` holds as it was published, and
-`notebook` shows a case beside code.
+puts both together, and `embedding` writes them into a page with NiiVue, which `vendor` holds as it was published.
 """
 
 from segcal.viewer.cases import BY, Choice, ViewedCase, choose_cases, view_case, view_cases

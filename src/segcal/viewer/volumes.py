@@ -50,7 +50,6 @@ class CaseVolumes:
     spacing_mm: of the voxels.
     affine: where they lie, in mm; where the files do not say, a picture as it is stored.
     oriented: whether the axes run to the patient's right, front and head.
-    start: the first voxel of the box within the whole volume, which has the shape `whole`.
     """
 
     case: str
@@ -62,8 +61,6 @@ class CaseVolumes:
     spacing_mm: tuple[float, ...]
     affine: Array
     oriented: bool
-    start: tuple[int, ...]
-    whole: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -114,7 +111,6 @@ class CaseVolumes:
             labels=None if self.labels is None else self.labels[:, *cut],
             image=None if self.image is None else self.image[cut],
             affine=self.affine @ moved,
-            start=tuple(s + part.start for s, part in zip(self.start, cut, strict=True)),
         )
 
 
@@ -125,7 +121,6 @@ def case_volumes(
     options: Options | Mapping[str, Options] | None = None,
     classes: Sequence[str] | None = None,
     image: Path | None = None,
-    image_channel: int = 0,
 ) -> CaseVolumes:
     """The volumes of a case, whole; `cropped` cuts them.
 
@@ -155,7 +150,7 @@ def case_volumes(
         rows.append(found.probabilities[places])
         labels = labels if labels is not None or found.labels is None else found.labels[places]
     assert grid is not None
-    shown = None if image is None else _image(case, image, next(iter(files.values())), image_channel)
+    shown = None if image is None else _image(case, image, next(iter(files.values())))
     return _placed(case, names, tuple(files), np.stack(rows), labels, shown, grid)
 
 
@@ -249,13 +244,13 @@ def _bytes(values: Array) -> Array:
     return found
 
 
-def _image(case: str, path: Path, files: Files, channel: int) -> Array:
+def _image(case: str, path: Path, files: Files) -> Array:
     """The image's values on the grid of the labels, or of the prediction where there are none."""
     try:
         like = _grid_of(files)
     except FileError as error:
         raise FileError(f"{case}: {error}") from error
-    image = read_channel(case, path, channel, like=like)
+    image = read_channel(case, path, 0, like=like)
     return _windowed(image.stored * image.slope + image.inter)
 
 
@@ -324,6 +319,4 @@ def _placed(
         spacing,
         affine,
         oriented,
-        start=(0, 0, 0),
-        whole=seen.shape[1:],
     )
