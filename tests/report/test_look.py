@@ -1,9 +1,6 @@
-"""What report and queue share: tables as CSV, figures as SVG, keyboard and screen reader, light, dark and paper."""
+"""What report and queue share: tables as CSV, keyboard and screen reader, light, dark and paper."""
 
 from __future__ import annotations
-
-import re
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -31,7 +28,6 @@ PNG = bytes.fromhex(
     "0005ad5d3ee10000000049454e44ae426082"
 )
 METHODS = {"sharp": 3.0, "true": 1.0, "dull": 0.6}
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def collect(sharpness):
@@ -173,84 +169,6 @@ def test_tables_are_copied_by_keyboard_and_said_to_a_screen_reader(page):
     page.keyboard.press("Enter")
     page.locator("#told", has_text="Copied: Summary").wait_for(state="attached")
     assert page.evaluate("navigator.clipboard.readText()").startswith("Method,DSC,")
-
-
-# Figures
-
-
-def save(page, name):
-    return downloaded(page, page.get_by_role("button", name=f"Save SVG: {name}", exact=True))
-
-
-def texts(root):
-    return " ".join(element.text or "" for element in root.iter(f"{SVG}text"))
-
-
-FIGURES = {  # and words that are in each
-    "Reliability of true, all classes pooled": "ACE 0.",
-    "Reliability of every class": "<b>cyst</b>",
-    "Dataset reliability histogram of sharp, average of classes": "frequency",
-    "Expected and actual DSC, average of classes": "A dot is a case.",
-    "Threshold curves, average of classes": "dull",
-    "Radar of 60 cases": "sharp",
-}
-
-
-def test_a_saved_figure_needs_no_style_sheet_and_is_the_same_in_dark(watch, report):
-    with watch(report, color_scheme="dark") as dark, watch(report, color_scheme="light") as light:
-        for title, words in FIGURES.items():
-            name, text = save(dark, title)
-            assert name == f"{title.lower().replace(',', '').replace(' ', '-')}.svg"
-            assert save(light, title) == (name, text)
-            root = ElementTree.fromstring(text.encode())
-            assert root.tag == f"{SVG}svg"
-            assert root.find(f"{SVG}title").text == title
-            assert title.split(",")[0].split()[0] in texts(root)
-            assert words in texts(root)
-            assert not re.search(r"var\(|light-dark|class=|data:|href|<script|<style| on\w+=", text)
-            assert root.find(f"{SVG}rect").get("fill") == "rgb(255, 255, 255)"
-            assert all(element.get("font-family") for element in root.iter(f"{SVG}text"))
-
-
-def test_a_saved_figure_looks_as_on_the_page(watch, report, browser, tmp_path):
-    title = "Reliability of true, all classes pooled"
-    with watch(report) as page:
-        _, text = save(page, title)
-        dot = page.locator(f'svg[aria-label="{title}"] .dot').first
-        blue = dot.evaluate("(dot) => getComputedStyle(dot).fill")
-        place = [dot.get_attribute(name) for name in ("cx", "cy", "r")]
-    (tmp_path / "figure.svg").write_text(text, encoding="utf-8")
-    opened = browser.new_page()
-    opened.goto((tmp_path / "figure.svg").as_uri())
-    first = opened.locator("svg svg circle").first
-    assert [first.get_attribute(name) for name in ("cx", "cy", "r")] == place
-    assert first.evaluate("(dot) => getComputedStyle(dot).fill") == blue
-    assert first.bounding_box()["width"] > 5
-    box = opened.locator("svg").first.bounding_box()
-    for part in opened.locator("text").all():
-        place = part.bounding_box()
-        assert box["x"] <= place["x"]
-        assert place["x"] + place["width"] <= box["x"] + box["width"]
-        assert box["y"] <= place["y"]
-        assert place["y"] + place["height"] <= box["y"] + box["height"]
-    opened.close()
-
-
-def test_a_map_is_saved_with_its_picture_inside(page):
-    name, text = save(page, "case 0 a map")
-    assert name == "case-0-a-map.svg"
-    image = next(ElementTree.fromstring(text.encode()).iter(f"{SVG}image"))
-    assert image.get("href").startswith("data:image/png;base64,iVBORw0")
-
-
-def test_every_figure_can_be_saved_also_those_of_a_case(page):
-    assert page.locator("#report figure:has(svg, img)").count() == page.locator("#report figure > .tool").count()
-    page.goto(f"{page.url}#case=case%203")
-    page.locator("#case-title", has_text="case 3").wait_for()
-    assert page.locator("#case figure > .tool").count() == 2 * len(METHODS)
-    name, text = save(page, "Reliability of dull, <b>cyst</b>, case case 3")
-    assert name == "reliability-of-dull-b-cyst-b-case-case-3.svg"
-    assert "Reliability of dull, <b>cyst</b>," in texts(ElementTree.fromstring(text.encode()))
 
 
 # All pages

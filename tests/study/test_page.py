@@ -16,7 +16,6 @@ import pytest
 import torch
 from browsing import (
     copied,
-    downloaded,
     never_sideways,
     prints_as_a_document,
     reads_by_all,
@@ -371,13 +370,3 @@ def test_tables_are_copied_with_each_part_of_a_cell(watch, page, results):
             parts = {"spread": cell.spread.removeprefix("± "), "stars": cell.stars, "seeds": cell.seeds}
             for name, text in parts.items():
                 assert shown.get(f"{heading} {name}", "") == text
-
-
-def test_figures_are_saved_as_they_were_drawn(watch, page, drawn):
-    with watch(page) as opened:
-        buttons = opened.get_by_role("button", name="Save SVG")
-        assert buttons.count() == len(drawn.figures)
-        for button in buttons.all():
-            name, text = downloaded(opened, button)
-            (of_name,) = [each for each in drawn.figures if f"{each.name}.svg".lower() == name]
-            assert text.encode() == of_name.svg

@@ -17,8 +17,8 @@ from segcal import __version__
 from segcal._io.words import counted
 
 STYLE = "page.css"
-SCRIPTS = ("page.js", "tables.js", "figures.js")
-"""What every page runs: light, dark and printing; tables as CSV; figures as SVG."""
+SCRIPTS = ("page.js", "tables.js")
+"""What every page runs: light, dark and printing; tables as CSV."""
 
 
 def render_page(

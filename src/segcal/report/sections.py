@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from segcal._io.files import file_stems
 from segcal.plots import figure_bytes
 from segcal.report.page import ReportFigure
 
@@ -12,6 +11,6 @@ PIXELS_PER_INCH = 120  # larger than print, so that text of 7 points can be read
 
 
 def as_report_figure(name: str, caption: str, figure: Figure) -> ReportFigure:
-    """The figure as SVG; the name is that of a file to save it to."""
+    """The figure as SVG."""
     width, height = (round(float(size) * PIXELS_PER_INCH) for size in figure.get_size_inches())
-    return ReportFigure(file_stems([name])[name], caption, figure_bytes(figure, "svg"), width, height)
+    return ReportFigure(name, caption, figure_bytes(figure, "svg"), width, height)

@@ -156,5 +156,5 @@ function radarChart({ axes, values, normalized, cases, number: cohort }) {
 }
 
 function figure(chart, method, detail) {
-  return savable(html("figure", {}, html("figcaption", {}, methodTag(method), html("span", { class: "fine", text: detail })), chart));
+  return html("figure", {}, html("figcaption", {}, methodTag(method), html("span", { class: "fine", text: detail })), chart);
 }

@@ -162,7 +162,7 @@ function volumeChart(records, title) {
 }
 
 function described(caption, detail, chart) {
-  return savable(html("figure", {}, html("figcaption", {}, html("b", { text: caption }), html("span", { class: "fine", text: detail })), chart));
+  return html("figure", {}, html("figcaption", {}, html("b", { text: caption }), html("span", { class: "fine", text: detail })), chart);
 }
 
 function decisionTable(records) {

@@ -37,7 +37,6 @@ function drawGlance() {
       return html("li", {}, button);
     }),
   );
-  if (list) savable(list.closest("figure"));
 }
 
 function drawSpread(chosen) {
@@ -53,7 +52,7 @@ function drawRadar() {
   const figures = DATA.radar.map((radar) => {
     const cases = radar.number === 1 ? "case" : "cases";
     const caption = radar.cases === "all" ? `All ${radar.number} ${cases}` : `The ${radar.number} complete ${cases}`;
-    return savable(html("figure", {}, html("figcaption", { text: caption }), radarChart(radar)));
+    return html("figure", {}, html("figcaption", { text: caption }), radarChart(radar));
   });
   if (!figures.length) return;
   const key = html("p", { class: "key" }, ...DATA.methods.map((_, method) => methodTag(method)));
