@@ -1,4 +1,4 @@
-"""Pages in a real browser: how they are opened, what is copied and saved, and what a screen reader would meet."""
+"""Pages in a real browser: how they are opened, what is saved, and what a screen reader would meet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def watch(browser):
     @contextmanager
     def watched(path, **options):
         context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
         opened = context.new_page()
         troubles, requests = [], []
         opened.on("console", lambda message: troubles.append(message.text))
@@ -51,24 +50,11 @@ def unfold(page):
     page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
 
 
-def copy_button(page, name):
-    return page.get_by_role("button", name=f"Copy CSV: {name}", exact=True)
-
-
 def rows_of(text):
     """A table as CSV: its headings, and each row by them."""
     headings, *rows = csv.reader(io.StringIO(text, newline=""))
     assert len(set(headings)) == len(headings)
     return [dict(zip(headings, row, strict=True)) for row in rows]
-
-
-def copied(page, name):
-    """What the button of a table puts on the clipboard."""
-    page.evaluate("navigator.clipboard.writeText('')")
-    button = copy_button(page, name)
-    button.click()
-    page.wait_for_function("(button) => button.textContent === 'Copied'", arg=button.element_handle())
-    return rows_of(page.evaluate("navigator.clipboard.readText()"))
 
 
 def downloaded(page, button):

@@ -1,12 +1,10 @@
-"""What report and queue share: tables as CSV, keyboard and screen reader, light, dark and paper."""
+"""What report and queue share: keyboard and screen reader, light, dark and paper; and tables that a report saves."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from browsing import (
-    copied,
-    copy_button,
     downloaded,
     never_sideways,
     prints_as_a_document,
@@ -17,6 +15,7 @@ from browsing import (
 
 from segcal import EvaluationAccumulator, ReadOptions
 from segcal.comparison.comparison import compare
+from segcal.comparison.tables import write_comparison
 from segcal.quality.page import write_queue
 from segcal.quality.queue import CohortDice, Queue, Row
 from segcal.report import ReportMap, build_report
@@ -78,97 +77,53 @@ def queue(tmp_path_factory):
 # Tables
 
 
-def test_the_summary_is_copied_with_the_numbers_of_the_comparison(page, comparison):
-    rows = copied(page, "Summary")
-    assert [row["Method"] for row in rows] == list(METHODS)
-    for row in rows:
-        dice, ace, nll = (comparison.find(row["Method"], metric=metric) for metric in ("dice", "ace", "nll"))
-        assert row["DSC"] == f"{dice.value:.3f}"
-        assert [row["DSC low"], row["DSC high"]] == [f"{dice.low:.3f}", f"{dice.high:.3f}"]
-        assert [row["ACE"], row["ACE floor"], row["ACE stars"]] == [f"{ace.value:.3f}", f"{ace.floor:.3f}", ace.stars]
-        assert row["NLL"] == f"{nll.value:.4f}"
-    assert rows[0]["Change of ACE"] == ""
-    assert rows[1]["Change of ACE"] == f"{100 * comparison.find('true', metric='ace').change:+.0f} %"
-    assert rows[1]["Change of ACE word"] == "better"
+def saved(page, name):
+    """The table that a button saves, as a list of rows by heading."""
+    file, text = downloaded(page, page.get_by_role("button", name=f"Save {name}", exact=True))
+    assert file == name
+    return rows_of(text)
 
 
-def test_every_number_of_a_cell_has_a_column_and_every_row_its_class(page, comparison):
-    rows = copied(page, "All 60 cases. Each class: overlap, calibration and what it cost")
-    assert [(row["Class"], row["Method"]) for row in rows] == [(c, m) for c in CLASSES[1:] for m in METHODS]
-    for row in rows:
-        entry = comparison.find(row["Method"], label=row["Class"], metric="ace")
-        shown = [row[f"Macro-ACE{part}"] for part in ("", " std", " low", " high", " floor")]
-        expected = (entry.value, entry.std, entry.low, entry.high, entry.floor)
-        assert shown == [f"{value:.3f}" for value in expected]
+def test_the_comparison_is_saved_as_segcal_compare_writes_it(page, comparison, tmp_path):
+    write_comparison(comparison, tmp_path)
+    rows = saved(page, "comparison.csv")
+    assert rows == rows_of((tmp_path / "comparison.csv").read_text(encoding="utf-8"))
+    assert {row["class"] for row in rows} == {"", *CLASSES[1:]}
+    shown = page.locator(".summary tbody tr").first.locator("td").first.inner_text()
+    (dice,) = [
+        float(row["value"])
+        for row in rows
+        if (row["method"], row["cases"], row["average"], row["class"], row["metric"])
+        == ("sharp", "all", "macro", "", "dice")
+    ]
+    assert shown.startswith(f"{dice:.3f}")
 
 
-def test_cases_are_copied_as_sorted_and_filtered_all_of_them_with_names_as_they_are(page):
-    assert page.locator("#case-table tbody tr").count() == 50
+def test_cases_are_saved_as_sorted_and_filtered_all_of_them_with_names_as_they_are(page, evaluations):
     page.locator("#filters [name=method]").select_option(label="true")
     page.get_by_role("button", name="Case", exact=True).click()
-    rows = copied(page, "Cases")
-    assert [row["Case"] for row in rows] == page.locator("#case-table tbody td.case").all_inner_texts()
+    shown = page.locator("#case-table tbody td.case").all_inner_texts()
+    assert len(shown) == 50
+    rows = saved(page, "cases.csv")
+    assert [row["Case"] for row in rows[:50]] == shown
     assert sorted(row["Case"] for row in rows) == sorted(CASES)
     assert {row["Method"] for row in rows} == {"true"}
     assert [row["Missing"] for row in rows if row["Case"] == "case 0"] == ["<b>cyst</b>"]
-    gaps = [row["Signed gap"] for row in rows]
-    assert any(gap.startswith("-") for gap in gaps)
-    assert all(-1 <= float(gap) <= 1 for gap in gaps)
+    evaluation = evaluations["true"].foreground()
+    gaps = evaluation.case_values()[None, "signed_gap"].tolist()
+    expected = dict(zip(evaluation.cases, gaps, strict=True))
+    assert min(gaps) < 0 < max(gaps)
+    assert {row["Case"]: float(row["Signed gap"]) for row in rows} == pytest.approx(expected, abs=5.1e-5)
 
 
-def test_decisions_are_copied_as_the_chosen_class_has_them(page):
-    page.locator("#decisions-class").select_option(label="<b>cyst</b>")
-    rows = {row["Quantity"]: row for row in copied(page, "Decisions")}
-    assert rows["Cases with the class"]["sharp"] == "59"
-    shown = page.locator("#decisions-table tr", has_text="Best threshold").locator("td").first
-    best = rows["Best threshold"]
-    assert shown.inner_text().split("\n") == [best["sharp"], best["sharp remark"]]
-
-
-def test_every_table_of_every_page_can_be_copied(watch, report, queue):
+def test_every_table_scrolls_in_a_frame_with_a_name(watch, report, queue):
     for path in (report, queue):
         with watch(path) as page:
             assert page.evaluate("[...document.querySelectorAll('table')].every((t) => t.closest('.frame .scroll'))")
-            buttons = page.locator(".frame > .tool")
-            assert buttons.count() == page.locator("table").count()
-            names = [button.get_attribute("aria-label") for button in buttons.all()]
+            frames = page.locator(".frame .scroll")
+            assert frames.count() == page.locator("table").count()
+            names = [frame.get_attribute("aria-label") for frame in frames.all()]
             assert len(set(names)) == len(names)
-
-
-def test_the_queue_is_copied_with_its_intervals_and_flags(watch, queue):
-    with watch(queue) as page:
-        rows = copied(page, "Queue")
-    assert len(rows) == 2 * len(CASES)
-    assert [row["Case"] for row in rows[::2]] == CASES
-    row = rows[0]
-    assert [row["Rank"], row["Predicted Dice"]] == ["1", "0.812"]
-    assert [row["Interval low"], row["Interval high"]] == ["0.700", "0.900"]
-    assert row["Flags"] == "tiny; unlike the reference"
-    assert "Picture of the interval" not in row
-    assert "Interval" not in row
-
-
-@pytest.mark.parametrize(
-    "clipboard", ["undefined", "{ writeText: async () => { throw new DOMException('no', 'NotAllowedError'); } }"]
-)
-def test_without_a_clipboard_a_file_is_saved(browser, queue, clipboard):
-    page = browser.new_page()
-    page.add_init_script(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard} }});")
-    page.goto(queue.as_uri())
-    name, text = downloaded(page, copy_button(page, "Dice over all cases"))
-    told = page.locator("#told").text_content()
-    page.close()
-    assert name == "dice-over-all-cases.csv"
-    assert [row["Class"] for row in rows_of(text)] == ["all classes", CLASSES[1]]
-    assert text.endswith('"liver, ""left""",0.850,0.800,0.900\n')
-    assert told == "Saved as a file: Dice over all cases"
-
-
-def test_tables_are_copied_by_keyboard_and_said_to_a_screen_reader(page):
-    copy_button(page, "Summary").focus()
-    page.keyboard.press("Enter")
-    page.locator("#told", has_text="Copied: Summary").wait_for(state="attached")
-    assert page.evaluate("navigator.clipboard.readText()").startswith("Method,DSC,")
 
 
 # All pages

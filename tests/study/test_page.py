@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from browsing import (
-    copied,
     never_sideways,
     prints_as_a_document,
     reads_by_all,
@@ -355,18 +354,3 @@ def test_a_browser_shows_its_figures(watch, page):
 def test_a_browser_shows_it_to_all_at_any_width_and_on_paper(watch, page, check):
     with watch(page) as opened:
         check(opened)
-
-
-def test_tables_are_copied_with_each_part_of_a_cell(watch, page, results):
-    table, dataset = results.tables[0], ""
-    with watch(page) as opened:
-        rows = copied(opened, table.title)
-    assert len(rows) == len(table.rows)
-    for shown, row in zip(rows, table.rows, strict=True):
-        dataset = row[0].text or dataset  # is told once
-        assert [shown["Dataset"], shown["Method"]] == [dataset, row[1].text]
-        for heading, cell in zip(table.headings[table.names :], row[table.names :], strict=True):
-            assert shown[heading] == ("" if cell.value == "-" else cell.value)
-            parts = {"spread": cell.spread.removeprefix("± "), "stars": cell.stars, "seeds": cell.seeds}
-            for name, text in parts.items():
-                assert shown.get(f"{heading} {name}", "") == text

@@ -17,7 +17,7 @@ from segcal._io.words import joined
 from segcal.comparison.comparison import Comparison, compare
 from segcal.comparison.entry import Entry
 from segcal.comparison.matching import match_cases
-from segcal.comparison.tables import LAYOUTS, MAIN, best_value, explanations
+from segcal.comparison.tables import LAYOUTS, MAIN, best_value, explanations, to_csv
 from segcal.errors import ConfigError, FileError
 from segcal.evaluation.columns import Column, Label
 from segcal.evaluation.evaluation import Evaluation
@@ -199,6 +199,7 @@ def _page(
         evaluations=evaluations,
         data=chart_data(comparison, matched, diagrams)
         | {"decisions": decision_data(comparison, matched, names, shown), "cases": cases}
+        | {"csv": packed(to_csv(comparison).encode())}
         | ({"viewed": embedded_facts(viewed)} if viewed else {}),
     )
 

@@ -17,8 +17,8 @@ from segcal import __version__
 from segcal._io.words import counted
 
 STYLE = "page.css"
-SCRIPTS = ("page.js", "tables.js")
-"""What every page runs: light, dark and printing; tables as CSV."""
+SCRIPT = "page.js"
+"""What every page runs: light, dark and printing."""
 
 
 def render_page(
@@ -42,7 +42,7 @@ def render_page(
     content: what the template shows; `title` must be among it.
     """
     style = "".join(map(template_text, (STYLE, *styles))) + method_style(colors or {})
-    script = "\n".join(map(template_text, (*SCRIPTS, *scripts)))
+    script = "\n".join(map(template_text, (SCRIPT, *scripts)))
     if data is not None:
         content["data"] = embedded_json(data)
     return (

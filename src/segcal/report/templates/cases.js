@@ -127,14 +127,11 @@ function drawTable() {
   more.textContent = found.length - shown.length <= MOST_AT_ONCE ? "Show all" : `Show ${MOST_AT_ONCE} more`;
 }
 
-// Every row that the filters leave as CSV, of more than a page can show.
+// Every row that the filters leave, also those that the table does not show yet.
 function casesAsCsv() {
-  const heads = ["Case", ...(DATA.methods.length > 1 ? ["Method"] : []), ...CASES.columns, "Missing"];
-  const lines = foundRows().found.map(({ i, name, method, values }) => {
-    const numbers = values.map((value, column) => plain(number(value, CASES.digits[column])));
-    return [name, ...(DATA.methods.length > 1 ? [DATA.methods[method]] : []), ...numbers, missingNames(i)];
-  });
-  return csvOf([heads, ...lines]);
+  const rows = foundRows().found.map(({ i, name, method, values }) => [name, DATA.methods[method], ...values, missingNames(i)]);
+  const quoted = (value) => (/[",\n\r]/.test(value) ? `"${value.replaceAll('"', '""')}"` : (value ?? ""));
+  return [["Case", "Method", ...CASES.columns, "Missing"], ...rows].map((row) => `${row.map(quoted).join(",")}\n`).join("");
 }
 
 function startTable() {
@@ -148,12 +145,7 @@ function startTable() {
     most += MOST_AT_ONCE;
     drawTable();
   });
-  table.addEventListener("copying", () => {
-    const { found } = foundRows();
-    table.asCsv = found.length > MOST_AT_ONCE ? casesAsCsv : null;
-    most = Math.max(most, Math.min(found.length, MOST_AT_ONCE)); // what is copied can be seen, if it is not too much
-    drawTable();
-  });
+  document.getElementById("save-cases").addEventListener("click", () => save(casesAsCsv(), "cases.csv"));
   drawTable();
 }
 

@@ -170,7 +170,7 @@ function decisionTable(records) {
   const rows = DECISIONS.rows.map((name, i) => {
     const cells = records.map(({ table: numbers }) => {
       const [value, remark] = numbers[i];
-      return html("td", { class: "number" }, value, ...(remark ? [html("span", { class: "fine", "data-part": "remark", text: remark })] : []));
+      return html("td", { class: "number" }, value, ...(remark ? [html("span", { class: "fine", text: remark })] : []));
     });
     return html("tr", {}, html("th", { scope: "row", text: name }), ...cells);
   });

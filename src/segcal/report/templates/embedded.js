@@ -1,19 +1,5 @@
 // Cases inside the report: volumes and NiiVue lie in the page, compressed, and are unpacked when they come into view.
 
-function decoded(text) {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
-  const raw = atob(text);
-  const bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
-  return bytes;
-}
-
-async function unpacked(text) {
-  const bytes = decoded(text);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
 // The page's policy knows the hash of this script, too, and lets no other in.
 async function startNiivue() {
   const script = document.createElement("script");

@@ -20,11 +20,6 @@ function svg(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
 
-// Said to those who do not see that something happened.
-function tell(text) {
-  document.getElementById("told").textContent = text;
-}
-
 // The page follows the system until the button decides.
 function startTheme() {
   const button = document.getElementById("theme");

@@ -120,6 +120,7 @@ function startMaps() {
 drawGlance();
 onChoice("reliability-class", drawReliability);
 onChoice("spread-class", drawSpread);
+document.getElementById("save-comparison").addEventListener("click", async () => save(await unpacked(DATA.csv), "comparison.csv"));
 document.getElementById("spread-key").replaceChildren(...shadeKey());
 startDecisions();
 drawRadar();

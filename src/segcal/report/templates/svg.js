@@ -1,6 +1,27 @@
-// Numbers, lines and the tip: what every drawn figure is made of.
+// The page's data and files; numbers, lines and the tip, of which every drawn figure is made.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
+
+function decoded(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const raw = atob(text);
+  const bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return bytes;
+}
+
+// The bytes of what lies in the page compressed, as base64.
+async function unpacked(text) {
+  const stream = new Blob([decoded(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// A table as a file.
+function save(content, name) {
+  const address = URL.createObjectURL(new Blob([content], { type: "text/csv;charset=utf-8" }));
+  html("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}
 
 function line(x1, y1, x2, y2, kind) {
   return svg("line", { x1, y1, x2, y2, class: kind });
