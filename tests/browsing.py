@@ -38,6 +38,8 @@ def watch(browser):
         opened.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
         opened.on("request", lambda request: requests.append(request.url))
         opened.goto(path.as_uri())
+        for table in opened.locator("#case-table").all():  # its numbers are unpacked first
+            table.locator("tbody tr").first.wait_for(state="attached")
         yield opened
         assert troubles == []
         assert {url.split("#")[0] for url in requests if not url.startswith("data:image/")} == {path.as_uri()}

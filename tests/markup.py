@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from html.parser import HTMLParser
+
+
+def unpacked(text):
+    """What lies in a page as compressed JSON."""
+    return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
 class Markup(HTMLParser):

@@ -5,11 +5,11 @@ Lists, not objects, and only bins that hold anything: 200 cases of 15 classes by
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +19,8 @@ from segcal.evaluation.diagrams import Reliability, normalize, reliabilities, re
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.intervals import wilson
 from segcal.report.reading import MethodDiagrams
-from segcal.report.sampling import MOST_LISTED, short_numbers
 from segcal.statistics import BinStatistics
+from segcal.viewer.embedding import packed
 
 DIGITS = 4
 CASE_COLUMNS = tuple(
@@ -123,46 +123,30 @@ def case_data(
         for name, row in zip(evaluation.cases, absent, strict=True):
             missing[name] = [i for i, gone in enumerate(row) if gone]
     some = [names[i] for i in shown]
+    values = [_case_values(names, part) for part in evaluations.values()]
     return {
         "names": names,
         "patients": None if all(name == patient for name, patient in patients.items()) else list(patients.values()),
         "columns": [column.name for column in CASE_COLUMNS],
         "digits": [column.digits for column in CASE_COLUMNS],
         "missing": [missing[name] for name in names],
-        "values": _case_values(names, evaluations),
+        "values": packed(json.dumps(values, separators=(",", ":")).encode()),
         "shown": None if len(shown) == len(names) else list(shown),
         "rows": [_case_rows(some, part, level) for part in evaluations.values()],
     }
 
 
-def _case_values(names: Sequence[str], evaluations: Mapping[str, Evaluation]) -> list[Any]:
-    """For each method and case, its metrics: of all classes first, then of each class; None for a case that it lacks.
-
-    As lists, or where they are many as `short_numbers`.
-    """
-    tables = [_case_table(names, part) for part in evaluations.values()]
-    if sum(table.size for table in tables) > MOST_LISTED:
-        return [short_numbers(table, DIGITS) for table in tables]
-    known = [set(part.cases) for part in evaluations.values()]
-    return [
-        [
-            [[rounded(x) for x in row] for row in rows] if name in own else None
-            for name, rows in zip(names, table.tolist(), strict=True)
-        ]
-        for table, own in zip(tables, known, strict=True)
-    ]
-
-
-def _case_table(names: Sequence[str], evaluation: Evaluation) -> np.ndarray[Any, Any]:
-    """(case, label, column): the metrics of the page's cases; NaN for those that this method lacks."""
+def _case_values(names: Sequence[str], evaluation: Evaluation) -> list[Any]:
+    """For each case its metrics, of all classes first, then of each class; None for a case that this method lacks."""
     values = evaluation.case_values()
-    labels = (None, *evaluation.classes)
-    place = {name: i for i, name in enumerate(names)}
-    table = np.full((len(names), len(labels), len(CASE_COLUMNS)), np.nan)
-    table[[place[name] for name in evaluation.cases]] = torch.stack(
-        [torch.stack([values[label, column.metric] for column in CASE_COLUMNS], 1) for label in labels], 1
-    ).numpy()
-    return table
+    table = [
+        [values[label, column.metric].tolist() for column in CASE_COLUMNS] for label in (None, *evaluation.classes)
+    ]
+    place = {name: i for i, name in enumerate(evaluation.cases)}
+    return [
+        [[rounded(column[place[name]]) for column in of_label] for of_label in table] if name in place else None
+        for name in names
+    ]
 
 
 def _case_rows(names: Sequence[str], evaluation: Evaluation, level: float) -> list[Any]:

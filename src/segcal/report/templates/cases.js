@@ -8,8 +8,6 @@ const filters = document.getElementById("filters");
 const order = { column: CASES.columns.indexOf("ACE"), down: true }; // worst calibrated first
 let most = AT_ONCE; // rows that may be shown
 const SHOWN = CASES.shown && new Map(CASES.shown.map((i, row) => [i, row])); // of these the page has diagrams
-const PACKED = CASES.values.map((of) => (of.codes ? new Int16Array(Uint8Array.from(atob(of.codes), (c) => c.charCodeAt(0)).buffer) : null));
-const NOTHING = -(2 ** 15);
 
 function caseLink(i, text = CASES.names[i]) {
   return html("a", { href: `#case=${encodeURIComponent(CASES.names[i])}`, text });
@@ -25,15 +23,7 @@ function patientOf(i) {
 
 // The numbers of a case by a method, of the chosen class (0: their mean); nothing where the method lacks it.
 function valuesOf(method, i, chosen) {
-  const codes = PACKED[method];
-  if (!codes) return CASES.values[method][i]?.[chosen];
-  const { shape: [, labels, columns], steps } = CASES.values[method];
-  const start = i * labels * columns;
-  if (codes.subarray(start, start + labels * columns).every((code) => code === NOTHING)) return undefined;
-  return steps.map((step, column) => {
-    const code = codes[start + chosen * columns + column];
-    return code === NOTHING ? null : code * step;
-  });
+  return CASES.values[method][i]?.[chosen];
 }
 
 // The rows of a case's diagrams, class by class; nothing where the page has none, or the method lacks the case.

@@ -124,7 +124,10 @@ document.getElementById("save-comparison").addEventListener("click", async () =>
 document.getElementById("spread-key").replaceChildren(...shadeKey());
 startDecisions();
 drawRadar();
-startTable();
 startMaps();
-addEventListener("hashchange", follow);
-follow();
+unpacked(CASES.values).then((bytes) => {
+  CASES.values = JSON.parse(new TextDecoder().decode(bytes));
+  startTable();
+  addEventListener("hashchange", follow);
+  follow();
+});
