@@ -157,9 +157,9 @@ def test_volumes_are_found_where_the_results_say_and_are_those_of_the_files(coho
         assert (facts["hasLabels"], facts["hasImage"], facts["methods"]) == (True, False, ["out"])
         assert facts["classes"] == ["class 1", "class 2"]
         ask = "/api/volume?case=case_2&result=0&class=1&kind="
-        shape = facts["shape"]
+        assert facts["shape"] == list(nibabel.load(cohort / "L" / "case_2.nii.gz").shape)
         probability, label = (
-            np.frombuffer(client.ask(ask + kind).body, np.uint8).reshape(shape, order="F")
+            np.asarray(nibabel.Nifti1Image.from_bytes(client.ask(ask + kind).body).dataobj)
             for kind in ("probability", "label")
         )
         curve = facts["curves"]["0"]["1"]

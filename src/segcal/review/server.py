@@ -94,9 +94,8 @@ def application(
     def send_volume(request: Request) -> Response:
         case, result = _case(request, known), _result(request, results)
         kind = request.query_params.get("kind", "")
-        return Response(
-            volumes.bytes_of(case, result, kind, _number(request, "class")), media_type="application/octet-stream"
-        )
+        content = volumes.nifti(case, result, kind, _number(request, "class"))
+        return Response(content, media_type="application/octet-stream")
 
     async def send_niivue(request: Request) -> Response:
         return Response(niivue_script(), media_type="text/javascript")

@@ -105,14 +105,14 @@ class Volumes:
             "curves": curves or None,
         }
 
-    def bytes_of(self, case: str, result: int, kind: str, class_index: int | None) -> bytes:
-        """One volume of a case, x fastest."""
+    def nifti(self, case: str, result: int, kind: str, class_index: int | None) -> bytes:
+        """One volume of a case as a NIfTI file."""
         if kind not in ("image", "label", "probability"):
             raise ConfigError(f"kind must be image, label or probability; got {kind!r}.")
         volumes = self._get(case, result)
         if kind != "image" and (class_index is None or not 0 <= class_index < len(volumes.classes)):
             raise ConfigError(f"class must lie in 0..{len(volumes.classes) - 1}; got {class_index}.")
-        return volumes.bytes_of(kind, 0, class_index)
+        return volumes.nifti(kind, 0, class_index)
 
     def _get(self, case: str, result: int) -> CaseVolumes:
         """Read once, however many ask for it at a time."""

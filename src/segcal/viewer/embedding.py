@@ -7,24 +7,23 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from segcal.errors import FileError
 from segcal.viewer.cases import ViewedCase
 from segcal.viewer.volumes import CaseVolumes
 
 KEPT_BITS = np.uint8(0b1111_1100)  # of an image, 64 shades: the rest is mostly noise, which cannot be seen
-DIFFERENCED = {"image": 1, "probability": 2, "label": 0}  # along how many axes; as in embedded.js
 VENDOR = resources.files("segcal.viewer") / "vendor"
 
 
 class Volume(NamedTuple):
-    """A volume as text: which one, as the page's script asks for it, and its bytes, compressed, as base64."""
+    """A volume as text: which one, as the page's script asks for it, and its NIfTI file, compressed, as base64."""
 
     key: str
     text: str
@@ -38,12 +37,11 @@ def embedded_facts(cases: Sequence[ViewedCase]) -> list[dict[str, Any]]:
 def embedded_volumes(cases: Sequence[ViewedCase]) -> Iterator[Volume]:
     """All volumes of all cases."""
     for i, (volumes, *_) in enumerate(cases):
+        if volumes.image is not None:
+            volumes = replace(volumes, image=volumes.image & KEPT_BITS)
         for kind, method, cls in _asked(volumes):
-            values = np.frombuffer(volumes.bytes_of(kind, method, cls), np.uint8).reshape(volumes.shape, order="F")
-            if kind == "image":
-                values = values & KEPT_BITS
             words = (str(i), kind, *("null" if number is None else str(number) for number in (method, cls)))
-            yield Volume(" ".join(words), packed(differenced(values, DIFFERENCED[kind]).tobytes(order="F")))
+            yield Volume(" ".join(words), packed(volumes.nifti(kind, method, cls)))
 
 
 def _asked(volumes: CaseVolumes) -> Iterator[tuple[str, int | None, int | None]]:
@@ -55,18 +53,6 @@ def _asked(volumes: CaseVolumes) -> Iterator[tuple[str, int | None, int | None]]
             yield "label", None, c
         for m in range(len(volumes.methods)):
             yield "probability", m, c
-
-
-def differenced(values: NDArray[np.uint8], axes: int) -> NDArray[np.uint8]:
-    """Each byte less the one before it, along the first axes in turn, modulo 256: smooth volumes become mostly zeros.
-
-    >>> differenced(np.array([[3, 5, 9], [4, 6, 9]], np.uint8), 1)
-    array([[3, 5, 9],
-           [1, 1, 0]], dtype=uint8)
-    """
-    for axis in range(axes):
-        values = np.diff(values, axis=axis, prepend=np.uint8(0))
-    return values
 
 
 def packed(content: bytes) -> str:

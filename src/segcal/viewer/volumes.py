@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from nibabel import Nifti1Image
 from nibabel.orientations import inv_ornt_aff
 from numpy.typing import NDArray
 
@@ -37,6 +38,7 @@ MARGIN_MM = 10.0  # around what there is to see
 WINDOW = (0.5, 99.5)  # percentiles of the image's values, those at its minimum left out, that become black and white
 
 _inverse: Any = inv_ornt_aff  # nibabel has no types
+_nifti: Any = Nifti1Image
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +69,8 @@ class CaseVolumes:
         """Of the box."""
         return self.probabilities.shape[2:]
 
-    def bytes_of(self, kind: str, method: int | None = None, index: int | None = None) -> bytes:
-        """The bytes of one volume, x fastest: an "image", a "label" (of a class) or a "probability" (of both)."""
+    def nifti(self, kind: str, method: int | None = None, index: int | None = None) -> bytes:
+        """One volume as a NIfTI file: an "image", a "label" (of a class) or a "probability" (of both)."""
         array = {"image": self.image, "label": self.labels, "probability": self.probabilities}.get(kind)
         if array is None:
             raise ConfigError(
@@ -76,7 +78,8 @@ class CaseVolumes:
             )
         if kind == "probability":
             array = array[method]
-        return (array if kind == "image" else array[index]).tobytes(order="F")
+        written: bytes = _nifti(array if kind == "image" else array[index], self.affine).to_bytes()
+        return written
 
     def facts(self) -> dict[str, Any]:
         """What a page must know besides the bytes, as JSON has it."""
@@ -85,7 +88,6 @@ class CaseVolumes:
             "classes": list(self.classes),
             "methods": list(self.methods),
             "shape": list(self.shape),
-            "affine": self.affine.ravel().tolist(),
             "oriented": self.oriented,
             "hasImage": self.image is not None,
             "hasLabels": self.labels is not None,

@@ -7,18 +7,9 @@ async function startNiivue() {
   document.head.append(script);
 }
 
-// Bytes are kept as differences to the one before, along the first of x and y, or both; they wrap at 256 by themselves.
-const DIFFERENCED = { image: 1, probability: 2, label: 0 };
-
-function summed(bytes, [x, y], axes) {
-  if (axes > 1) for (let i = x; i < bytes.length; i++) if (i % (x * y) >= x) bytes[i] += bytes[i - x];
-  if (axes > 0) for (let i = 1; i < bytes.length; i++) if (i % x) bytes[i] += bytes[i - 1];
-  return bytes;
-}
-
 function embeddedSource(i) {
   const text = (which) => document.querySelector(`[data-volume="${[i, ...which.map(String)].join(" ")}"]`).textContent;
-  const volume = async (...which) => summed(await unpacked(text(which)), DATA.viewed[i].shape, DIFFERENCED[which[0]]);
+  const volume = (...which) => unpacked(text(which));
   return { ...DATA.viewed[i], volume };
 }
 

@@ -2,8 +2,8 @@
 // threshold are made in Python and come with the source; here they are only looked up.
 //
 // mountViewer(root, source) takes the markup of viewer.html.j2 and returns {show(source), close()}. NiiVue must be there
-// as the global `niivue`. A source is {case, classes, methods, shape, affine, oriented, hasImage, hasLabels, curves,
-// volume(kind, method, class) -> Promise<Uint8Array>}: see docs/howto/look-at-cases.md.
+// as the global `niivue`. A source is {case, classes, methods, shape, oriented, hasImage, hasLabels, curves,
+// volume(kind, method, class) -> Promise<Uint8Array> of a NIfTI file}: see docs/howto/look-at-cases.md.
 
 const mountViewer = (() => {
   const PLANES = ["axial", "coronal", "sagittal"]; // NiiVue's slice types 0, 1, 2
@@ -21,25 +21,7 @@ const mountViewer = (() => {
   const OPAQUE_FROM = 51;
   const PLAIN = { threshold: Array.from({ length: 99 }, (_, i) => (i + 1) / 100) }; // where there are no curves
   const OPACITY = 0.5;
-
-  // A volume of bytes as a NIfTI file, which NiiVue reads.
-  function nifti({ shape, affine }, bytes) {
-    const file = new ArrayBuffer(352 + bytes.length);
-    const view = new DataView(file);
-    const size = (column) => Math.hypot(...[0, 1, 2].map((row) => affine[4 * row + column]));
-    view.setInt32(0, 348, true);
-    [3, ...shape, 1, 1, 1, 1].forEach((length, i) => view.setInt16(40 + 2 * i, length, true));
-    view.setInt16(70, 2, true); // unsigned bytes
-    view.setInt16(72, 8, true);
-    [1, size(0), size(1), size(2)].forEach((step, i) => view.setFloat32(76 + 4 * i, step, true));
-    view.setFloat32(108, 352, true);
-    view.setFloat32(112, 1, true);
-    view.setInt16(254, 1, true);
-    affine.slice(0, 12).forEach((number, i) => view.setFloat32(280 + 4 * i, number, true));
-    [0x6e, 0x2b, 0x31].forEach((byte, i) => view.setUint8(344 + i, byte)); // n+1
-    new Uint8Array(file, 352).set(bytes);
-    return file;
-  }
+  const HEADER = 352; // bytes of a NIfTI file before its voxels
 
   // How far confidence and truth are apart, in 255ths.
   function errorOf(probability, label) {
@@ -170,7 +152,7 @@ const mountViewer = (() => {
       state.method = Math.min(state.method, source.methods.length - 1);
       this.fill();
       try {
-        const image = source.hasImage ? this.volume("image", null, null) : new Uint8Array(source.shape.reduce((a, b) => a * b));
+        const image = source.hasImage ? this.volume("image", null, null) : null;
         const [ground] = await Promise.all([image, this.load(turn), this.ready]);
         if (turn !== this.turn) return;
         await this.showVolumes(ground, turn);
@@ -189,7 +171,7 @@ const mountViewer = (() => {
     async load(turn) {
       const { method, cls } = this.state;
       const wanted = [this.volume("probability", method, cls), this.source.hasLabels ? this.volume("label", null, cls) : null];
-      const [probability, label] = await Promise.all(wanted);
+      const [probability, label] = (await Promise.all(wanted)).map((file) => file && file.subarray(HEADER));
       if (turn !== this.turn || method !== this.state.method || cls !== this.state.cls) return false;
       this.bytes = { probability, label, error: label && errorOf(probability, label) };
       if (label) this.labels[cls] = label;
@@ -201,16 +183,19 @@ const mountViewer = (() => {
       for (let cls = 0; cls < this.source.classes.length; cls++) {
         const label = await this.volume("label", null, cls);
         if (turn !== this.turn) return;
-        this.labels[cls] = label;
+        this.labels[cls] = label.subarray(HEADER);
       }
       this.drawLines();
     }
 
     async showVolumes(ground, turn) {
       const { nv, source } = this;
-      const make = (bytes, colors) => niivue.NVImage.new(nifti(source, bytes), "volume.nii", colors, 1, null, 0, 255);
-      const [back, over] = await Promise.all([make(ground, "gray"), make(this.shownBytes(), this.colors())]);
+      const make = (file, colors) => niivue.NVImage.new(file.buffer, "volume.nii", colors, 1, null, 0, 255);
+      const file = await this.volume("probability", this.state.method, this.state.cls);
+      const [back, over] = await Promise.all([make(ground ?? file, "gray"), make(file, this.colors())]);
       if (turn !== this.turn) return;
+      if (!ground) back.img = new Uint8Array(back.img.length);
+      over.img = this.shownBytes();
       [over.cal_min, over.colormapType] = [OPAQUE_FROM, 2]; // fades below
       nv.opts.isRadiologicalConvention = source.oriented;
       nv.opts.isOrientationTextVisible = source.oriented;
