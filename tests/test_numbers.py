@@ -253,7 +253,7 @@ def of_raters():
         for kind, array in (("maps", np.stack([1 - p, p])), ("a", masks[0]), ("b", masks[1])):
             (folder / kind).mkdir()
             np.save(folder / kind / "case.npy", array.reshape(*array.shape[:-1], 6, 1, 1))
-        evaluate(folder / "maps", [folder / "a", folder / "b"], folder / "out", curvas=True)
+        evaluate(folder / "maps", [folder / "a", folder / "b"], folder / "out")
         n = {row.metric: row.value for row in read_rater_rows(folder / "out")}
     gaps = np.abs(p - masks.mean(0))
     assert (n["ace"], n["ece"], n["mce"]) == pytest.approx((gaps.mean(), gaps.mean(), 0.25))
@@ -270,43 +270,6 @@ def of_raters():
     yield "`dice_between`"
     assert n["dice_majority"] == pytest.approx(4 / 5)  # both of two
     yield "`dice_majority`"
-    assert n["dice_consensus"] == 1
-    yield "`dice_consensus`"
-    assert n["dice_staple"] in (pytest.approx(4 / 5), pytest.approx(6 / 7))  # test_raters.py has the algorithm
-    yield "`dice_staple`"
-    assert n["dice_thresholds"] == pytest.approx((2 * 8 / 9 + 2 * 1 + 2 * 4 / 5 + 2 * 1 + 2 / 3) / 9)
-    yield "`dice_thresholds`"
-    assert n["ged"] == pytest.approx(2 * (1 / 3 + 1 / 4) / 2 - 1 / 4)
-    yield "`ged`"
-    sets = [p >= t for t in (np.arange(2000) + 0.5) / 2000]
-    raters = masks.astype(bool)
-
-    def apart(one, other):
-        return np.mean(
-            [[1 - (a & b).sum() / max((a | b).sum(), 1) if (a | b).any() else 0 for a in one] for b in other]
-        )
-
-    expected = 2 * apart(sets, raters) - apart(sets[::10], sets[::10]) - apart(raters, raters)
-    assert n["ged_thresholds"] == pytest.approx(expected, abs=0.01)
-    yield "`ged_thresholds`"
-    assert n["volume_crps"] == pytest.approx((1.2 + 0.8) / 2 - 2 / 4)  # 3.2 expected, 2 and 4 drawn
-    yield "`volume_crps`"
-    y = np.linspace(-20, 30, 500_001)
-    normal = scipy_stats.norm(3, 1).cdf(y)
-    assert n["volume_crps_normal"] == pytest.approx(np.trapezoid((normal - (y >= 3.2)) ** 2, y), rel=1e-3)
-    yield "`volume_crps_normal`"
-    assert (n["curvas_dsc"], n["curvas_confidence"]) == pytest.approx((1, (0.9 + 0.85) / 2))
-    assert (n["curvas_ece"], n["curvas_crps"]) == pytest.approx(((1.6 + 1.4) / 12, n["volume_crps_normal"]))
-    yield "`curvas_dsc`, `curvas_confidence`, `curvas_ece`, `curvas_crps`"
-    cut = np.where(normal < 0.01, 0, np.where(normal > 0.99, 1, normal))
-    inside = np.abs(y - 3) <= 3
-    assert n["curvas_crps_published"] == pytest.approx(
-        np.trapezoid((cut - (y >= 3.2))[inside] ** 2, y[inside]), rel=2e-3
-    )
-    yield "`curvas_crps_published`"
-    assert n["curvas_thresh_dsc"] == pytest.approx((2 * 8 / 9 + 1 + 4 / 5 + 1 + 1) / 6)
-    assert n["curvas_staple_dsc"] == n["dice_staple"]
-    yield "`curvas_thresh_dsc`, `curvas_staple_dsc`"
 
 
 def of_groups():

@@ -14,8 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from scipy.integrate import quad
-from scipy.interpolate import interp1d
 from scipy.ndimage import gaussian_filter
 from scipy.stats import norm
 from typer.testing import CliRunner
@@ -27,16 +25,7 @@ from segcal.evaluation.cohort import _rater_names
 from segcal.evaluation.options import Options
 from segcal.evaluation.rated import RaterSums, Votes
 from segcal.evaluation.raters import read_rater_rows
-from segcal.evaluation.voting import (
-    clipped_crps,
-    floor_errors,
-    floor_sums,
-    nested_distance,
-    normal_crps,
-    numbers_of_votes,
-    sample_crps,
-    staple,
-)
+from segcal.evaluation.voting import floor_errors, floor_sums, numbers_of_votes
 
 SHAPE = (14, 12, 10)
 RATERS = ("anna", "ben", "cem")
@@ -70,7 +59,7 @@ def study(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outcome(study):
     folder, _ = study
-    return segcal.evaluate(folder / "maps", [folder / rater for rater in RATERS], folder / "out", curvas=True)
+    return segcal.evaluate(folder / "maps", [folder / rater for rater in RATERS], folder / "out")
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +121,6 @@ def test_dice_against_every_reference(study, numbers):
             "dice_spread": np.std(each, ddof=1),
             "dice_between": np.mean([dice_of(a, b) for a, b in itertools.combinations(masks, 2)]),
             "dice_majority": dice_of(decided, share > 0.5),
-            "dice_consensus": dice_of(decided & ((share == 0) | (share == 1)), share == 1),
         }
         for metric, value in expected.items():
             assert numbers[case, label, metric] == pytest.approx(value, rel=1e-9), metric
@@ -179,10 +167,9 @@ def test_numbers_of_votes_do_not_depend_on_the_order_of_raters(data):
     def measure(order):
         sums = RaterSums([f"rater {i}" for i in order], Options(ignore_index=9), threads=1)
         total = sums.slab(values, labels[list(order)], None).sums
-        mean, per_rater, votes = sums.of_case(total)
+        mean, _, votes = sums.of_case(total)
         result = numbers_of_votes(votes) | floor_errors(floor_sums(votes, 20))
         result |= {name: getattr(mean, name) for name in ("bins", "overlap", "scores", "joint")}
-        result["ged_thresholds"] = nested_distance(votes, [sums.bins for sums in per_rater.values()])
         return result
 
     expected, result = measure(range(number)), measure(data.draw(st.permutations(range(number))))
@@ -231,54 +218,6 @@ def test_a_dataset_json_beside_the_labels_of_any_rater_names_classes_and_the_ign
         segcal.evaluate(folder / "maps", labels, tmp_path / "out")
 
 
-def test_dice_over_thresholds(study, numbers):
-    for case, label, chance, _, masks in by_hand(study):
-        for metric, thresholds in (
-            ("dice_thresholds", np.arange(1, 10) / 10),
-            ("curvas_thresh_dsc", np.linspace(0.1, 0.8, 6)),
-        ):
-            pairs = [(chance > t, masks.mean(0) > t + 1e-9) for t in thresholds]
-            scores = [dice_of(one, other) if one.any() or other.any() else 1.0 for one, other in pairs]
-            assert numbers[case, label, metric] == pytest.approx(np.mean(scores), rel=1e-6)
-
-
-def test_energy_distance_of_the_decision_and_of_all_thresholds(study, numbers):
-    for case, label, chance, decided, masks in by_hand(study):
-        apart = np.mean([[1 - iou_of(a, b) for a in masks] for b in masks])
-        expected = 2 * np.mean([1 - iou_of(decided, mask) for mask in masks]) - apart
-        assert numbers[case, label, "ged"] == pytest.approx(expected, rel=1e-9)
-        sets = [np.floor(chance.astype(float) * 1200) > i for i in range(0, 1200, 12)]  # every twelfth: close to all
-        own = np.mean([[1 - iou_of(a, b) for a in sets] for b in sets])
-        nested = 2 * np.mean([[1 - iou_of(a, mask) for a in sets] for mask in masks]) - own - apart
-        assert numbers[case, label, "ged_thresholds"] == pytest.approx(nested, abs=0.02)
-
-
-def test_scores_of_volumes(study, numbers):
-    for case, label, chance, _, masks in by_hand(study):
-        volumes, volume = masks.sum((1, 2, 3)).astype(float), chance.sum(dtype=float)
-        assert numbers[case, label, "volume_crps"] == pytest.approx(
-            np.abs(volumes - volume).mean() - np.abs(volumes[:, None] - volumes).mean() / 2
-        )
-        mean, std = volumes.mean(), volumes.std()
-        exact = quad(lambda y, m=mean, s=std, v=volume: (norm.cdf(y, m, s) - (y >= v)) ** 2, mean - 40 * std,
-                     mean + 40 * std, points=[volume, mean], limit=500)[0]  # fmt: skip
-        assert numbers[case, label, "curvas_crps"] == pytest.approx(exact, rel=1e-4)
-
-
-def test_the_confidence_and_error_of_curvas(study, outcome, numbers):
-    for case, label, chance, _, masks in by_hand(study):
-        share = masks.mean(0)
-        expected = (chance[share == 1].mean(dtype=float) + 1 - chance[share == 0].mean(dtype=float)) / 2
-        assert numbers[case, label, "curvas_confidence"] == pytest.approx(expected, rel=1e-5)
-        maps, raters = study[1][case]
-        top, errors = maps.max(0).astype(float), []
-        for labels in raters.values():
-            right, cells = maps.argmax(0) == labels, np.minimum((top * 50).astype(int), 49)
-            gaps = [abs((top[cells == b] - right[cells == b]).sum()) for b in range(50)]
-            errors.append(sum(gaps) / top.size)
-        assert numbers[case, label, "curvas_ece"] == pytest.approx(np.mean(errors), rel=1e-6)
-
-
 def test_the_floor_is_the_error_of_the_others_mean(study, numbers):
     import torch
 
@@ -314,62 +253,6 @@ def test_a_network_that_knows_the_probabilities_reaches_the_floor_and_an_overcon
         assert rows["right"][f"{error}_pooled"] < floor
         assert rows["sure"][f"{error}_floor_pooled"] == floor
     assert rows["sure"]["ece_pooled"] > 5 * rows["right"]["ece_pooled"]
-    assert rows["sure"]["ged_thresholds"] > 2 * rows["right"]["ged_thresholds"]
-
-
-def test_closed_forms_of_the_volume_score_agree_with_integrals():
-    mean, std = np.full(6, 100.0), np.full(6, 7.0)
-    volume = np.array([100.0, 95.0, 112.0, 118.0, 60.0, 400.0])
-    for v, found in zip(volume, normal_crps(volume, mean, std), strict=True):
-        ends = sorted({-200.0, v, 100.0, 600.0})
-        value = sum(
-            quad(lambda y, v=v: (norm.cdf(y, 100, 7) - (y >= v)) ** 2, a, b, epsabs=1e-9)[0]
-            for a, b in itertools.pairwise(ends)
-        )
-        assert found == pytest.approx(value, rel=1e-6)
-    xs = np.linspace(norm.ppf(0.01, 100, 7), norm.ppf(0.99, 100, 7), 100)
-    cut = interp1d(xs, norm.cdf(xs, 100, 7), bounds_error=False, fill_value=(0, 1))
-    grid = np.linspace(79, 121, 400_001)  # three standard deviations to either side
-    for v, found in zip(volume, clipped_crps(volume, mean, std), strict=True):
-        value = np.trapezoid((cut(grid) - (grid >= v)) ** 2, grid)
-        assert found == pytest.approx(value, rel=5e-4)
-
-
-def test_known_defects_of_the_published_volume_score():
-    one, std = np.array([100.0]), np.array([7.0])
-    near, far = clipped_crps(np.array([121.0]), one, std), clipped_crps(np.array([1e6]), one, std)
-    assert near == far  # saturated
-    assert normal_crps(np.array([1e6]), one, std) > 1e5 * near / 20
-    assert math.isnan(clipped_crps(one, one, np.zeros(1))[0])  # raters with the same volume
-    assert normal_crps(np.array([103.0]), one, np.zeros(1)) == 3.0
-    assert sample_crps(np.array([103.0]), np.array([[100.0, 100.0]])) == 3.0
-
-
-def test_staple_agrees_with_expectation_maximization_voxel_by_voxel():
-    rng = np.random.default_rng(1)
-    truth = rng.random(4000) < 0.2
-    masks = np.array([np.where(rng.random(4000) < right, truth, ~truth) for right in (0.95, 0.9, 0.6, 0.85)])
-    p = q = np.full(4, 0.99999)
-    prior, w = masks.mean(), None
-    for _ in range(300):
-        a = prior * np.prod(np.where(masks, p[:, None], 1 - p[:, None]), 0)
-        b = (1 - prior) * np.prod(np.where(masks, 1 - q[:, None], q[:, None]), 0)
-        w = a / (a + b)
-        p, q = (masks * w).sum(1) / w.sum(), (~masks * (1 - w)).sum(1) / (1 - w).sum()
-    codes = (masks * (1 << np.arange(4))[:, None]).sum(0)
-    patterns, where, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    np.testing.assert_allclose(staple(patterns, counts.astype(float), 4)[where], w, atol=1e-6)
-
-
-def test_staple_agrees_with_simpleitk():
-    sitk = pytest.importorskip("SimpleITK", reason="needs SimpleITK")
-    rng = np.random.default_rng(2)
-    truth = gaussian_filter(rng.normal(size=(24, 24, 8)), 2) > 0.03
-    masks = np.array([np.where(rng.random(truth.shape) < right, truth, ~truth) for right in (0.97, 0.9, 0.8)])
-    theirs = sitk.GetArrayFromImage(sitk.STAPLE([sitk.GetImageFromArray(mask.astype(np.uint8)) for mask in masks], 1.0))
-    codes = (masks.reshape(3, -1) * (1 << np.arange(3))[:, None]).sum(0)
-    patterns, where, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    np.testing.assert_allclose(staple(patterns, counts.astype(float), 3)[where], theirs.ravel(), atol=1e-4)
 
 
 def test_files_and_channels_hold_raters_as_well_as_folders(study, outcome, tmp_path):
@@ -576,7 +459,7 @@ def test_it_goes_on_where_it_was_stopped_and_notices_what_is_spoilt(study, tmp_p
 
 def test_two_workers_find_what_one_finds(study, outcome, tmp_path):
     folder, _ = study
-    segcal.evaluate(folder / "maps", [folder / rater for rater in RATERS], tmp_path / "out", curvas=True, workers=2)
+    segcal.evaluate(folder / "maps", [folder / rater for rater in RATERS], tmp_path / "out", workers=2)
     for name in ("raters.csv", "cases.csv", "raters_summary.csv"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / "out" / name).read_bytes()
 
@@ -587,7 +470,7 @@ def test_the_command_shows_a_table(study, tmp_path):
     found = CliRunner().invoke(app, ["evaluate", str(folder / "maps"), *raters, "--out", str(tmp_path / "out")])
     assert found.exit_code == 0, found.output
     assert "rater floor" in found.output
-    assert "STAPLE" in found.output
+    assert "DSC to majority" in found.output
 
 
 LONG = "u" * 200
@@ -690,7 +573,6 @@ def test_every_file_of_a_case_has_its_stamp(study, tmp_path):
     ("labels", "options", "message"),
     [
         (["anna", "anna"], {}, "came twice"),
-        (["anna"], {"curvas": True}, "several raters"),
         (["anna", "ben"], {"raters_from": "files"}, "one folder"),
         (["anna"], {"raters_from": "files"}, "case_1_rater1.nii.gz"),
         (["anna"], {"raters_from": "moon"}, "'folders', 'files', 'channels'"),
@@ -733,16 +615,14 @@ def test_nifti_raters_with_a_calibrator_and_members(study, tmp_path):
     several = segcal.evaluate(tmp_path / "maps", labels, tmp_path / "two", members=[tmp_path / "more"])
     plain = segcal.evaluate(tmp_path / "maps", labels, tmp_path / "three")
     assert (several.evaluation.statistics.label_sum == plain.evaluation.statistics.label_sum).all()
-    rows = {row.metric: row.value for row in read_rater_rows(tmp_path / "three") if row.label == "class 1"}
-    assert 0 < rows["volume_crps"] < 1  # in ml: a voxel has 0.006
 
 
 def test_votes_are_read_as_written(tmp_path):
-    votes = Votes(("a", "b"), np.array([0, 0]), np.array([0, 3]), np.ones((2, 3)), np.eye(3)[None])
+    votes = Votes(("a", "b"), 1, np.array([0, 0]), np.array([0, 3]), np.ones((2, 2)))
     votes.save(tmp_path / "v.npz")
     again = Votes.load(tmp_path / "v.npz")
-    assert again.raters == votes.raters
-    for name in ("place", "pattern", "voxels", "joint"):
+    assert (again.raters, again.classes) == (votes.raters, votes.classes)
+    for name in ("place", "pattern", "voxels"):
         np.testing.assert_array_equal(getattr(again, name), getattr(votes, name))
     shutil.copy(tmp_path / "v.npz", tmp_path / "w.npz")
     (tmp_path / "w.npz").write_bytes((tmp_path / "v.npz").read_bytes()[:-50])
@@ -797,15 +677,11 @@ def test_raters_who_agree_on_everything(study, tmp_path, options):
         for name in ("a", "b"):
             np.save(tmp_path / name / f"{case}.npy", raters["anna"])
     reading = segcal.ReadOptions(**options)
-    found = segcal.evaluate(
-        tmp_path / "maps", [tmp_path / "a", tmp_path / "b"], tmp_path / "out", options=reading, curvas=True
-    )
+    found = segcal.evaluate(tmp_path / "maps", [tmp_path / "a", tmp_path / "b"], tmp_path / "out", options=reading)
     alone = segcal.evaluate(tmp_path / "maps", tmp_path / "a", tmp_path / "alone", options=reading).evaluation
     assert not found.failures
     assert (found.evaluation.statistics.label_sum == alone.statistics.label_sum).all()
     assert all(math.isnan(row.low) and math.isnan(row.high) for row in read_rater_rows(tmp_path / "out"))  # 2 patients
     rows = {row.metric: row.value for row in read_rater_rows(tmp_path / "out")}
     assert (rows["dice_between"], rows["ace_floor"], rows["ace_spread"]) == (1, 0, 0)
-    assert math.isnan(rows["curvas_crps_published"])
-    assert rows["curvas_crps"] > 0
     assert rows["dice_each"] == pytest.approx(rows["dice_majority"])

@@ -76,7 +76,6 @@ def evaluate(
         str,
         typer.Option(help="Where labels of several raters are: folders, files (case_rater1.nii.gz) or channels."),
     ] = "folders",
-    curvas: Annotated[bool, typer.Option("--curvas", help="Also writes the scores of the CURVAS challenge.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Prints summary.json instead of a table.")] = False,
 ) -> None:
     """Measure calibration and overlap of every case: ECE, ACE, MCE, Brier score, NLL and Dice."""
@@ -89,7 +88,6 @@ def evaluate(
             labels,
             out,
             raters_from=raters_from,  # type: ignore[arg-type]  # checked there
-            curvas=curvas,
             members=member or (),
             mean=mean,
             options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),

@@ -11,8 +11,8 @@ PANELS = {
         "raters_from", "regions", "side", "sigmoid", "strict_grid",
     ),
     "Output": (
-        "as_json", "authors", "background", "bands", "browser", "cases", "copyright", "curvas", "decisions", "dtype",
-        "evaluate", "figures", "full", "masks", "nifti", "names", "out", "prepared", "report", "reviewer", "statistics",
+        "as_json", "background", "bands", "browser", "cases", "decisions", "dtype", "evaluate", "figures", "full",
+        "masks", "nifti", "names", "out", "prepared", "report", "reviewer", "statistics",
         "title", "worst",
     ),
     "Method": (

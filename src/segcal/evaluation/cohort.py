@@ -63,7 +63,6 @@ def evaluate(
     out: str | os.PathLike[str],
     *,
     raters_from: RatersFrom = "folders",
-    curvas: bool = False,
     members: Sequence[str | os.PathLike[str]] = (),
     mean: Mean = "probabilities",
     options: ReadOptions | None = None,
@@ -90,7 +89,6 @@ def evaluate(
         raters.csv, raters_summary.csv and the folder raters/ have the rest.
     raters_from: Where the label maps of several raters are: "folders", one for each; "files", all in one folder, named
         by case and rater, as case_rater1.nii.gz; "channels" of each label file.
-    curvas: Whether to write the scores of the CURVAS challenge, too; there must be several raters.
     out: Folder for the results. It must lie outside of the others.
     members: Further folders of maps of the same cases, or files: what is measured is the mean of all.
     mean: Of the members' probabilities, or of their logits.
@@ -128,8 +126,6 @@ def evaluate(
         predictions, labels, options or ReadOptions(), members=members, mean=mean, bins=bins, background=background,
         calibrator=calibrator, raters_from=raters_from,
     )  # fmt: skip
-    if curvas and not any(files.raters or files.rater_channels for files in pairing.cases):
-        raise ConfigError("--curvas must come with the labels of several raters; there is one folder of labels.")
     if bands:
         if any(files.raters or files.rater_channels for files in pairing.cases):
             raise ConfigError("--bands must come with one folder of labels; several raters draw several boundaries.")
@@ -162,7 +158,6 @@ def evaluate(
         pairing=pairing,
         provenance=about,
         progress=progress,
-        curvas=curvas,
     )
     return outcome if told is None else _grouped(outcome, told, out, patients=patients, background=background)
 
@@ -320,7 +315,6 @@ def measure_cohort(
     pairing: Pairing | None = None,
     provenance: dict[str, Any] | None = None,
     progress: Progress = lambda done, total: None,
-    curvas: bool = False,
 ) -> Outcome:
     """Measure the cases that are not measured yet, and write the results of all to `out`."""
     with open_parts(out) as parts:
@@ -330,7 +324,7 @@ def measure_cohort(
         from segcal.kernels.threads import one_torch_thread
 
         with one_torch_thread():  # small tensors, for which threads would wait for each other
-            write_results(outcome, options, out, curvas=curvas)
+            write_results(outcome, options, out)
         keep_only(parts, kept)
     return outcome
 

@@ -26,17 +26,7 @@ from segcal.evaluation.intervals import (
 )
 from segcal.evaluation.rated import Votes
 from segcal.evaluation.tables import ALL_CLASSES, Cell, Table
-from segcal.evaluation.voting import (
-    CURVAS_BINS,
-    ERRORS,
-    curvas_numbers,
-    deviation,
-    floor_errors,
-    floor_sums,
-    nested_distance,
-    numbers_of_votes,
-)
-from segcal.metrics import ece
+from segcal.evaluation.voting import ERRORS, deviation, floor_errors, floor_sums, numbers_of_votes
 from segcal.statistics import BinStatistics
 
 if TYPE_CHECKING:
@@ -57,8 +47,6 @@ SHOWN = {
         "dice_each": "DSC to each",
         "dice_between": "DSC between raters",
         "dice_majority": "DSC to majority",
-        "dice_staple": "DSC to STAPLE",
-        "ged": "GED",
     },
 }
 """Tables by what they are about: metrics, and their titles."""
@@ -84,32 +72,22 @@ class RaterRow(NamedTuple):
     number: int
 
 
-def numbers_of_raters(outcome: Outcome, *, curvas: bool = False) -> tuple[list[RaterNumber], list[RaterRow]]:
-    """Of every case and class all that its raters tell, while the votes of cases are at hand; then of all cases pooled.
-
-    curvas: Whether the scores of the CURVAS challenge are among it.
-    """
+def numbers_of_raters(outcome: Outcome) -> tuple[list[RaterNumber], list[RaterRow]]:
+    """Return the numbers of every case and class, and those of all cases pooled; votes are read from the parts."""
     evaluation = outcome.evaluation
     facets = {name.removeprefix(PREFIX): own for name, own in outcome.facets.items() if name.startswith(PREFIX)}
-    raters = {rater: _Rater(own, curvas=curvas) for rater, own in facets.items()}
+    raters = {rater: _rater_errors(own) for rater, own in facets.items()}
     own = evaluation.case_metrics()
     rows: list[RaterNumber] = []
     floors: BinStatistics | None = None
     for i, case in enumerate(evaluation.cases):
         votes = Votes.load(votes_place(outcome.parts[case]))
-        drawn = [raters[name].of_case(case) for name in votes.raters]
         floor = floor_sums(votes, evaluation.bins)
         floors = floor.pool("case") if floors is None else floors + floor.pool("case")
-        voxel_ml = math.nan if evaluation.decisions is None else evaluation.decisions.voxel_ml[i, 0].item()
-        known = not math.isnan(voxel_ml)
-        found = numbers_of_votes(votes, unit=voxel_ml if known else 1.0)
+        found = numbers_of_votes(votes)
         found |= {f"{metric}_floor": values for metric, values in floor_errors(floor).items()}
-        found["ged_thresholds"] = nested_distance(votes, [each.bins for each in drawn])
-        if curvas:
-            tops = np.array([each.top_ece for each in drawn])
-            found |= curvas_numbers(votes, tops, unit=1000 * voxel_ml if known else 1.0)
         for metric in ERRORS:
-            errors = np.array([each.errors[metric] for each in drawn])
+            errors = np.array([raters[name][case][metric] for name in votes.raters])
             found[metric] = own[metric][i].numpy()
             found |= {f"{metric}_each": errors.mean(0), f"{metric}_spread": deviation(errors)}
         rows += [
@@ -120,30 +98,10 @@ def numbers_of_raters(outcome: Outcome, *, curvas: bool = False) -> tuple[list[R
     return rows, [] if floors is None else _pooled(evaluation, floors)
 
 
-class _Drawn(NamedTuple):
-    """A case against one rater: (3, class, fine bin) sums, errors (class) by metric, ECE of the most probable class."""
-
-    bins: Array
-    errors: dict[str, Array]
-    top_ece: float
-
-
-class _Rater:
-    """The results against one rater, case by case."""
-
-    def __init__(self, evaluation: Evaluation, *, curvas: bool) -> None:
-        self._stats, self._places = evaluation.statistics, {case: i for i, case in enumerate(evaluation.cases)}
-        metrics = evaluation.case_metrics()
-        self._errors = {metric: metrics[metric].numpy() for metric in ERRORS}
-        top = evaluation.top_label
-        self._tops = None if top is None or not curvas else ece(top.rebin(CURVAS_BINS))[:, 0]
-
-    def of_case(self, case: str) -> _Drawn:
-        i = self._places[case]
-        sums = self._stats.select(cases=[i])
-        bins = torch.cat([sums.count, sums.confidence_sum, sums.label_sum]).numpy()
-        errors = {metric: values[i] for metric, values in self._errors.items()}
-        return _Drawn(bins, errors, math.nan if self._tops is None else self._tops[i].item())
+def _rater_errors(evaluation: Evaluation) -> dict[str, dict[str, Array]]:
+    """Return the errors (class) against one rater, by case and metric."""
+    metrics = evaluation.case_metrics()
+    return {case: {name: metrics[name][i].numpy() for name in ERRORS} for i, case in enumerate(evaluation.cases)}
 
 
 def _pooled(evaluation: Evaluation, floors: BinStatistics) -> list[RaterRow]:
@@ -242,7 +200,7 @@ def rater_sentences() -> list[str]:
     return [
         "ACE to mean: calibration against the mean of the raters, as in the table above. ACE to each: mean of the "
         "errors against each rater; spread: their standard deviation. Rater floor: the same error of the mean of the "
-        "other raters against each rater. GED: generalized energy distance, 0 is best.",
+        "other raters against each rater.",
         "All numbers, with intervals over patients: raters_summary.csv; of each case: raters.csv; results against "
         "each rater: raters/NAME.",
     ]

@@ -120,7 +120,7 @@ def class_names(number: int, options: Options) -> tuple[str, ...]:
     return tuple(names.get(value, f"class {value}") for value in (labels[1:] if number == 1 else labels))
 
 
-def write_results(outcome: Outcome, options: Options, out: Path, *, curvas: bool = False) -> None:
+def write_results(outcome: Outcome, options: Options, out: Path) -> None:
     """Write cases.csv, summary.csv, summary.json, evaluation.npz (with .json) and failures.csv.
 
     They replace those of the last time. Where no case could be measured, failures.csv alone is there. Facets go to
@@ -134,7 +134,7 @@ def write_results(outcome: Outcome, options: Options, out: Path, *, curvas: bool
         write_csv(new / "failures.csv", Failure._fields, outcome.failures)
         if outcome.measured is not None:
             if any(name.startswith("raters/") for name in outcome.facets):
-                _write_raters(outcome, options, new, curvas=curvas)
+                _write_raters(outcome, options, new)
             _write_numbers(outcome.measured, outcome, options, new)
             if options.bands:
                 from segcal.evaluation.band_tables import band_rows, write_bands
@@ -142,12 +142,12 @@ def write_results(outcome: Outcome, options: Options, out: Path, *, curvas: bool
                 write_bands(band_rows(outcome.facets, background=options.background), new)
 
 
-def _write_raters(outcome: Outcome, options: Options, out: Path, *, curvas: bool) -> None:
+def _write_raters(outcome: Outcome, options: Options, out: Path) -> None:
     from segcal.evaluation.raters import RaterNumber, RaterRow, numbers_of_raters, summarize_raters, told
 
     evaluation = outcome.evaluation
     shown = evaluation.classes if options.background else evaluation.foreground().classes
-    found, pooled = numbers_of_raters(outcome, curvas=curvas)
+    found, pooled = numbers_of_raters(outcome)
     rows = [row for row in found if row.label in shown]
     summary = [*summarize_raters(rows), *(row for row in pooled if row.label in shown)]
     write_csv(out / "raters.csv", ("case", "class", *RaterNumber._fields[2:]), rows)
