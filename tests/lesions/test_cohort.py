@@ -58,8 +58,8 @@ def test_every_lesion_is_listed_and_the_numbers_are_right(tmp_path):
     assert summary.find("class 1", "precision").value == pytest.approx(6 / 9)
     assert summary.find("class 1", "false_positives_per_case").value == 0.5
     assert summary.find("class 1", "sensitivity_at_1/8").value == 0.5
-    low, high = summary.find("class 1", "false_positives_per_case")[4:6]
-    assert 0 <= low < 0.5 < high <= 1
+    rate = summary.find("class 1", "false_positives_per_case")
+    assert 0 <= rate.low < 0.5 < rate.high <= 1
     assert (tmp_path / "out" / "froc.png").stat().st_size > 5000
     assert (tmp_path / "out" / "lesion-reliability.png").exists()
 
@@ -138,8 +138,6 @@ def test_a_case_that_fails_does_not_stop_the_others(tmp_path):
     ("options", "said"),
     [
         (["--class", "liver"], "--class must be one of class 1; got 'liver'."),
-        (["--sizes", "100,10"], "limits of sizes must be positive numbers that rise"),
-        (["--sizes", "small"], "--sizes must be numbers between commas"),
         (["--connectivity", "4"], "connectivity must be one of 6, 18, 26"),
         (["--min-size", "big"], "min_size must be a number of voxels"),
     ],

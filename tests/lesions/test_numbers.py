@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from segcal.lesions.case import Lesion
-from segcal.lesions.numbers import RATES, bins_for, froc, groups_of, lesion_reliability, rate_name, summarize
+from segcal.lesions.numbers import RATES, bins_for, froc, lesion_reliability, lesions_of_class, rate_name, summarize
 
 
 def lesion(case, kind, confidence, matched, voxels=10):
@@ -49,12 +49,12 @@ def brute_force(rows, cases):
 @pytest.mark.parametrize("seed", range(5))
 def test_froc_is_that_of_brute_force(seed):
     rows, cases = made_up(seed)
-    group = groups_of(rows, cases, "tumor")[0]
-    numbers = {n.metric: n for n in summarize(group, cases, bins=5, resamples=50)}
+    lesions = lesions_of_class(rows, cases, "tumor")
+    numbers = {n.metric: n for n in summarize(lesions, cases, bins=5, resamples=50)}
     expected = brute_force(rows, cases)
     assert {rate: numbers[rate_name(rate)].value for rate in RATES} == pytest.approx(expected)
     assert numbers["froc"].value == pytest.approx(sum(expected.values()) / 7)
-    curve = froc(group)
+    curve = froc(lesions)
     assert curve.sensitivity[-1] == pytest.approx(numbers["sensitivity"].value)
     assert curve.false_positives[-1] == pytest.approx(numbers["false_positives_per_case"].value)
     assert (np.diff(curve.false_positives) >= 0).all()
@@ -67,7 +67,7 @@ def test_rates_are_those_of_hand_arithmetic():
         lesion("a", "predicted", 0.6, False), lesion("b", "true", None, False),
     ]  # fmt: skip
     cases = ["a", "b", "c", "d"]
-    numbers = {n.metric: n for n in summarize(groups_of(rows, cases, "tumor")[0], cases, bins=5)}
+    numbers = {n.metric: n for n in summarize(lesions_of_class(rows, cases, "tumor"), cases, bins=5)}
     assert numbers["sensitivity"].value == 1 / 2
     assert numbers["precision"].value == pytest.approx(2 / 3)
     assert numbers["f1"].value == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
@@ -81,11 +81,11 @@ def test_rates_are_those_of_hand_arithmetic():
 
 def test_without_lesions_there_is_no_number_and_without_predictions_nothing_is_found():
     cases = [f"case {i}" for i in range(6)]
-    nothing = {n.metric: n for n in summarize(groups_of([], cases, "tumor")[0], cases, bins=5, resamples=20)}
+    nothing = {n.metric: n for n in summarize(lesions_of_class([], cases, "tumor"), cases, bins=5, resamples=20)}
     assert nothing["false_positives_per_case"].value == 0
     assert all(math.isnan(nothing[name].value) for name in ("sensitivity", "precision", "f1", "froc", "ace"))
     missed = [lesion("case 1", "true", None, False)]
-    found = {n.metric: n for n in summarize(groups_of(missed, cases, "tumor")[0], cases, bins=5, resamples=20)}
+    found = {n.metric: n for n in summarize(lesions_of_class(missed, cases, "tumor"), cases, bins=5, resamples=20)}
     assert (found["sensitivity"].value, found["f1"].value, found["froc"].value) == (0, 0, 0)
     assert math.isnan(found["precision"].value)
 
@@ -100,15 +100,15 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
             for case in cases
             for hit in generator.random(10) < 0.6
         ]
-        low, high = summarize(groups_of(rows, cases, "tumor")[0], cases, bins=5, resamples=200)[0][4:6]
-        held += low <= 0.6 <= high
+        number = summarize(lesions_of_class(rows, cases, "tumor"), cases, bins=5, resamples=200)[0]
+        held += number.low <= 0.6 <= number.high
     assert 89 <= held <= 100
 
 
 def test_sure_intervals_are_not_narrower_than_wilsons():
     cases = [f"case {i}" for i in range(8)]
     rows = [lesion(case, "true", 0.9, True) for case in cases]
-    number = summarize(groups_of(rows, cases, "tumor")[0], cases, bins=5, resamples=100)[0]
+    number = summarize(lesions_of_class(rows, cases, "tumor"), cases, bins=5, resamples=100)[0]
     assert (number.value, number.high) == (1, 1)
     assert number.low == pytest.approx(0.6756, abs=1e-4)  # 8 of 8
 
@@ -120,36 +120,16 @@ def test_confidence_that_is_the_chance_to_be_real_is_calibrated():
         for sure in generator.uniform(0.3, 1, 40):
             real = bool(generator.random() < sure)
             rows.append(lesion(case, "predicted", float(sure), real))
-    group = groups_of(rows, cases, "tumor")[0]
-    numbers = {n.metric: n for n in summarize(group, cases, bins=10, resamples=300)}
+    lesions = lesions_of_class(rows, cases, "tumor")
+    numbers = {n.metric: n for n in summarize(lesions, cases, bins=10, resamples=300)}
     assert numbers["ece"].value < 0.03
     assert numbers["ece"].low < 0.01
-    diagram = lesion_reliability(group, cases, bins=10)
+    diagram = lesion_reliability(lesions, cases, bins=10)
     inside = (diagram.low <= diagram.confidence) & (diagram.confidence <= diagram.high)
     assert int(inside[3:].sum()) >= 6
     assert "lesions" not in diagram.band or "voxels" not in diagram.band
     worse = [row._replace(confidence=row.confidence**0.25) for row in rows]
-    assert summarize(groups_of(worse, cases, "tumor")[0], cases, bins=10, resamples=100)[-1].low > 0.1
-
-
-def test_sizes_are_terciles_of_the_true_lesions_or_as_told():
-    rows, cases = made_up(7, cases=20)
-    everything, *parts = groups_of(rows, cases, "tumor")
-    assert len(parts) == 3
-    assert sum(len(part.score) for part in parts) == len(everything.score)
-    assert sum(len(part.confidence) for part in parts) == len(everything.confidence)
-    third = len(everything.score) / 3
-    assert all(abs(len(part.score) - third) <= 2 for part in parts)
-    for part in parts:  # also where a prediction of another size found a lesion
-        numbers = {n.metric: n.value for n in summarize(part, cases, bins=5, resamples=5)}
-        assert froc(part).sensitivity[-1] == pytest.approx(numbers["sensitivity"])
-    told = groups_of(rows, cases, "tumor", limits=[100])
-    assert [group.size for group in told] == ["all", "below 100 mm³", "100 mm³ and above"]
-    assert len(told[1].score) == sum(r.kind == "true" and r.volume_mm3 < 100 for r in rows)
-    unknown = [row._replace(volume_mm3=None) for row in rows]
-    assert groups_of(unknown, cases, "tumor", limits=[10])[1].size == "below 10 voxels"
-    few = [row for row in rows if row.kind == "true"][:8]
-    assert len(groups_of(few, cases, "tumor")) == 1
+    assert summarize(lesions_of_class(worse, cases, "tumor"), cases, bins=10, resamples=100)[-1].low > 0.1
 
 
 def test_few_lesions_have_few_bins():

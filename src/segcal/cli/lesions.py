@@ -19,7 +19,6 @@ from segcal.cli.options import (
     Sigmoid,
     StrictGrid,
     dask_cluster,
-    numbers_of,
     read_options,
 )
 from segcal.cli.orderly import Verb
@@ -45,9 +44,6 @@ def lesions(
     min_size: Annotated[str, typer.Option(help="Ignores smaller lesions, for example 5 (voxels) or 10mm3.")] = "0",
     class_name: Annotated[
         list[str] | None, typer.Option("--class", help="Measures this class; can be repeated. Default: all.")
-    ] = None,
-    sizes: Annotated[
-        str | None, typer.Option(help="Limits of the size groups in mm3, for example 10,100. Default: terciles.")
     ] = None,
     bins: Annotated[
         int | None,
@@ -83,7 +79,6 @@ def lesions(
                 out,
                 rules=rules,
                 classes=class_name or (),
-                sizes=None if sizes is None else numbers_of("--sizes", sizes),
                 bins=bins,
                 options=read_options(logits, sigmoid, ignore_index, class_names, regions, strict_grid),
                 calibrator=calibrator,

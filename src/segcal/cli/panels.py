@@ -18,7 +18,7 @@ PANELS = {
     "Method": (
         "bins", "by", "change", "confidence", "connectivity", "epochs", "fixed", "flips", "folds", "holm",
         "level", "method", "min_size", "only", "overlap", "preset", "resamples", "risk", "rule", "seed", "setting",
-        "sizes", "test", "threshold",
+        "test", "threshold",
     ),
     "Compute": ("dask", "jobs", "port", "workers"),
 }  # fmt: skip

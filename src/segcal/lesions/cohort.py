@@ -38,7 +38,6 @@ _FORMAT = "segcal lesions of a case 1"
 class _Asked(NamedTuple):
     """What numbers are asked for."""
 
-    sizes: Sequence[float] | None
     bins: int | None
     patients: str | None
     level: float
@@ -53,7 +52,6 @@ def evaluate_lesions(
     *,
     rules: Rules | None = None,
     classes: Sequence[str] = (),
-    sizes: Sequence[float] | None = None,
     bins: int | None = None,
     options: ReadOptions | None = None,
     calibrator: str | os.PathLike[str] | None = None,
@@ -68,7 +66,7 @@ def evaluate_lesions(
     """Match the predicted lesions of every case with the true ones, and write what they tell to `out`.
 
     Writes lesions.csv (every predicted and every true lesion), summary.csv and summary.json (sensitivity, precision,
-    false positives per case, FROC and reliability, by size, with intervals over patients), froc.csv and failures.csv.
+    false positives per case, FROC and reliability, with intervals over patients), froc.csv and failures.csv.
     Interrupted and called again, it goes on. A case that cannot be read does not stop the others. ConfigError where
     options contradict each other or the files.
 
@@ -77,8 +75,6 @@ def evaluate_lesions(
     out: folder for the results, outside of the others.
     rules: what a lesion is, and when a predicted one is real: see `segcal.lesions.components.Rules`.
     classes: names of the classes to look at; all but the background if none is given.
-    sizes: limits between groups of sizes, in mm3 (voxels, where files do not tell the size of one); the terciles of the
-        true lesions if not given.
     bins: of the confidence; 5 below 100 predicted lesions, 10 below 1,000, else 20, if not given.
     options: how to read the predictions.
     calibrator: file of a calibrator that predictions go through first.
@@ -107,7 +103,7 @@ def evaluate_lesions(
         stay_outside(out, Path(source), what)
     meant, pairing = open_cohort(predictions, labels, options or ReadOptions(), bins=20, calibrator=calibrator)
     folders = {"predictions": text_path(predictions), "labels": text_path(labels)}
-    asked = _Asked(sizes, bins, patients, level, resamples, seed)
+    asked = _Asked(bins, patients, level, resamples, seed)
     _check(pairing, meant, classes, asked)
     with open_parts(out) as parts:
         told = [asdict(rules), list(classes)]
@@ -147,10 +143,6 @@ def _check(
     from segcal.errors import SegcalError, check_seed
     from segcal.evaluation.intervals import MOST_RESAMPLES, patients_of
 
-    if asked.sizes is not None:
-        from segcal.lesions.numbers import check_limits
-
-        check_limits(asked.sizes)
     if asked.bins is not None:
         check_integer("bins", asked.bins, most=MOST_BINS)
     check_integer("resamples", asked.resamples, most=MOST_RESAMPLES)
@@ -191,7 +183,7 @@ def _summary(found: dict[str, tuple[list[Lesion], tuple[str, ...]]], rules: Rule
     """The numbers of all cases, from the lesions and the classes of each."""
     from segcal.evaluation.intervals import patients_of
     from segcal.kernels.threads import one_torch_thread
-    from segcal.lesions.numbers import bins_for, froc, groups_of, lesion_reliability, summarize
+    from segcal.lesions.numbers import bins_for, froc, lesion_reliability, lesions_of_class, summarize
 
     lesions = [lesion for own, _ in found.values() for lesion in own]
     names = tuple(dict.fromkeys(name for _, own in found.values() for name in own))
@@ -202,11 +194,8 @@ def _summary(found: dict[str, tuple[list[Lesion], tuple[str, ...]]], rules: Rule
     bins = asked.bins or bins_for(max((predicted.count(name) for name in names), default=0))
     with one_torch_thread():
         for name in names:
-            groups = groups_of(lesions, cases, name, limits=asked.sizes)
-            for group in groups:
-                numbers += summarize(
-                    group, who, bins=bins, level=asked.level, resamples=asked.resamples, seed=asked.seed
-                )
-            curves[name] = froc(groups[0])
-            diagrams[name] = lesion_reliability(groups[0], who, bins=bins, level=asked.level, seed=asked.seed)
+            own = lesions_of_class(lesions, cases, name)
+            numbers += summarize(own, who, bins=bins, level=asked.level, resamples=asked.resamples, seed=asked.seed)
+            curves[name] = froc(own)
+            diagrams[name] = lesion_reliability(own, who, bins=bins, level=asked.level, seed=asked.seed)
     return LesionSummary(rules, names, len(cases), len(set(who)), bins, asked.level, tuple(numbers), curves, diagrams)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.binning import Binning
-from segcal.errors import ConfigError
 from segcal.evaluation.diagrams import Reliability, reliability
 from segcal.evaluation.intervals import (
     FEWEST_PATIENTS,
@@ -35,11 +34,8 @@ Array = NDArray[Any]
 
 RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """False positives per case at which the sensitivity is read off, as in LUNA16."""
-ALL_SIZES = "all"
-FEWEST_LESIONS = 9  # true ones, for three groups of sizes
 MOST_CUTS = 1000  # of the confidence, in draws
 DRAWS_TOGETHER = 200
-METRICS = ("sensitivity", "precision", "f1", "false_positives_per_case", "froc", "ace", "ece")
 
 
 class Number(NamedTuple):
@@ -49,7 +45,6 @@ class Number(NamedTuple):
     """
 
     class_name: str
-    size: str
     metric: str
     value: float
     low: float
@@ -66,11 +61,10 @@ class Froc(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """The lesions of a class, of all sizes or of some; cases are numbered."""
+class ClassLesions:
+    """The lesions of a class; cases are numbered."""
 
     class_name: str
-    size: str
     cases: int
     confidence: Array
     """Of predicted lesions."""
@@ -86,8 +80,8 @@ class Group:
 
     @property
     def cuts(self) -> Array:
-        """Every confidence that decides, from the highest; a lesion may be found by a prediction of another size."""
-        return np.unique(np.concatenate([self.confidence, self.score[self.found]]))[::-1]
+        """Every confidence, from the highest."""
+        return np.unique(self.confidence)[::-1]
 
     def counts(self) -> Tensor:
         """(case, 4): predicted, real, true and found lesions."""
@@ -132,86 +126,58 @@ def bins_for(lesions: int) -> int:
     return 5 if lesions < 100 else 10 if lesions < 1000 else 20
 
 
-def groups_of(
-    lesions: Sequence[Lesion], cases: Sequence[str], class_name: str, *, limits: Sequence[float] | None = None
-) -> list[Group]:
-    """All lesions of a class, then those of each size.
-
-    Sizes are in mm3, or in voxels where a case does not tell them. Without limits they are the terciles of the true
-    lesions, if there are 9 or more of them.
-    """
+def lesions_of_class(lesions: Sequence[Lesion], cases: Sequence[str], class_name: str) -> ClassLesions:
+    """Return the lesions of a class, with the cases numbered in their order."""
     own = [lesion for lesion in lesions if lesion.class_name == class_name]
-    in_mm3 = all(lesion.volume_mm3 is not None for lesion in own)
-    sizes = np.array([lesion.volume_mm3 if in_mm3 else lesion.voxels for lesion in own], float)
     predicted = np.array([lesion.kind == "predicted" for lesion in own], bool)
     place = {name: i for i, name in enumerate(cases)}
     of_case = np.array([place[lesion.case] for lesion in own], np.int64)
     confidence = np.array([-np.inf if lesion.confidence is None else lesion.confidence for lesion in own])
     matched = np.array([lesion.matched for lesion in own], bool)
-
-    def group(size: str, chosen: Array) -> Group:
-        one, other = predicted & chosen, ~predicted & chosen
-        return Group(
-            class_name, size, len(cases), confidence[one], matched[one], of_case[one], confidence[other], of_case[other]
-        )
-
-    found = [group(ALL_SIZES, np.ones(len(own), bool))]
-    edges = _edges(sizes[~predicted], limits)
-    unit = "mm³" if in_mm3 else "voxels"
-    for low, high in zip((-math.inf, *edges), (*edges, math.inf), strict=True) if len(edges) else ():
-        found.append(group(_size_name(low, high, unit), (sizes >= low) & (sizes < high)))
-    return found
+    return ClassLesions(
+        class_name,
+        len(cases),
+        confidence[predicted],
+        matched[predicted],
+        of_case[predicted],
+        confidence[~predicted],
+        of_case[~predicted],
+    )
 
 
-def _edges(true_sizes: Array, limits: Sequence[float] | None) -> list[float]:
-    if limits is not None:
-        return check_limits(limits)
-    if len(true_sizes) < FEWEST_LESIONS:
-        return []
-    return sorted({float(f"{edge:.3g}") for edge in np.quantile(true_sizes, (1 / 3, 2 / 3))})
-
-
-def check_limits(limits: Sequence[float]) -> list[float]:
-    """Limits of sizes, which must be positive and rise."""
-    found = [float(limit) for limit in limits]
-    if any(not 0 < limit < math.inf for limit in found) or found != sorted(set(found)):
-        raise ConfigError(f"limits of sizes must be positive numbers that rise, as 10,100; got {limits}.")
-    return found
-
-
-def _size_name(low: float, high: float, unit: str) -> str:
-    if low == -math.inf:
-        return f"below {high:g} {unit}"
-    return f"{low:g} {unit} and above" if high == math.inf else f"{low:g} to {high:g} {unit}"
-
-
-def froc(group: Group) -> Froc:
+def froc(lesions: ClassLesions) -> Froc:
     """The curve of all cuts; without a prediction, nothing."""
-    cuts = group.cuts
-    found, false = group.at_cuts(cuts)
-    true = max(len(group.score), 1)
-    sensitivity = found.sum(0).numpy() / true if len(group.score) else np.full(len(cuts), np.nan)
-    return Froc(cuts, false.sum(0).numpy() / group.cases, sensitivity)
+    cuts = lesions.cuts
+    found, false = lesions.at_cuts(cuts)
+    true = max(len(lesions.score), 1)
+    sensitivity = found.sum(0).numpy() / true if len(lesions.score) else np.full(len(cuts), np.nan)
+    return Froc(cuts, false.sum(0).numpy() / lesions.cases, sensitivity)
 
 
 def summarize(
-    group: Group, patients: Sequence[str], *, bins: int, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    lesions: ClassLesions,
+    patients: Sequence[str],
+    *,
+    bins: int,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> list[Number]:
-    """Every number of a group, with bootstrap intervals over patients; below 5 patients there are none."""
+    """Every number of a class, with bootstrap intervals over patients; below 5 patients there are none."""
     enough = len(set(patients)) >= FEWEST_PATIENTS
     wide = expanded(level, len(set(patients)))
-    once = torch.ones(1, group.cases, dtype=torch.float64)
-    cuts = group.cuts
-    number, real, true, found = (int(x) for x in group.counts().sum(0))
-    of_what = {"sensitivity": true, "precision": number, "f1": number + true, "false_positives_per_case": group.cases}
+    once = torch.ones(1, lesions.cases, dtype=torch.float64)
+    cuts = lesions.cuts
+    number, real, true, found = (int(x) for x in lesions.counts().sum(0))
+    of_what = {"sensitivity": true, "precision": number, "f1": number + true, "false_positives_per_case": lesions.cases}
     of_what |= {"ace": number, "ece": number}
     rows = []
     draws: dict[str, Tensor] = {}
     if enough:
         few = cuts if len(cuts) <= MOST_CUTS else cuts[np.linspace(0, len(cuts) - 1, MOST_CUTS).round().astype(int)]
-        parts = [_shares(group, few)(some) for some in _small(resample_blocks(patients, number=resamples, seed=seed))]
+        parts = [_shares(lesions, few)(some) for some in _small(resample_blocks(patients, number=resamples, seed=seed))]
         draws = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    for name, (value,) in {name: x.tolist() for name, x in _shares(group, cuts)(once).items()}.items():
+    for name, (value,) in {name: x.tolist() for name, x in _shares(lesions, cuts)(once).items()}.items():
         low, high = math.nan, math.nan
         if enough and not math.isnan(value):
             low, high = (end.item() for end in quantile_interval(draws[name][:, None], level=wide))
@@ -219,14 +185,14 @@ def summarize(
                 hits, of = (found, true) if name == "sensitivity" else (real, number)
                 sure = wilson(torch.tensor(float(hits)), torch.tensor(float(of)), level=level)
                 low, high = min(low, sure[0].item()), max(high, sure[1].item())
-        rows.append(Number(group.class_name, group.size, name, value, low, high, of_what.get(name, true)))
-    stats = group.statistics(bins)
+        rows.append(Number(lesions.class_name, name, value, low, high, of_what.get(name, true)))
+    stats = lesions.statistics(bins)
     for name, metric in (("ace", ace), ("ece", ece)):
         value = float(metric(stats.pool("case")))
         low, high = math.nan, math.nan
         if enough and number:
             low, high = _error_interval(stats, metric, value, patients, wide, resamples, seed)
-        rows.append(Number(group.class_name, group.size, name, value, low, high, number))
+        rows.append(Number(lesions.class_name, name, value, low, high, number))
     return rows
 
 
@@ -244,10 +210,10 @@ def rate_name(rate: float) -> str:
     return f"sensitivity_at_{f'1/{round(1 / rate)}' if rate < 1 else f'{rate:g}'}"
 
 
-def _shares(group: Group, cuts: Array) -> Callable[[Tensor], dict[str, Tensor]]:
+def _shares(lesions: ClassLesions, cuts: Array) -> Callable[[Tensor], dict[str, Tensor]]:
     """What gives every number but the errors, (draw,), of weights (draw, case)."""
-    counts = group.counts()
-    found, false = group.at_cuts(cuts)
+    counts = lesions.counts()
+    found, false = lesions.at_cuts(cuts)
 
     def of(weights: Tensor) -> dict[str, Tensor]:
         predicted, real, true, seen = (weights @ counts).unbind(1)
@@ -297,8 +263,8 @@ def _error_interval(
 
 
 def lesion_reliability(
-    group: Group, patients: Sequence[str], *, bins: int, level: float = 0.95, seed: int = 0
+    lesions: ClassLesions, patients: Sequence[str], *, bins: int, level: float = 0.95, seed: int = 0
 ) -> Reliability:
     """How often predicted lesions are real, for each confidence."""
-    found = reliability(group.statistics(bins), patients=patients, level=level, seed=seed)
+    found = reliability(lesions.statistics(bins), patients=patients, level=level, seed=seed)
     return replace(found, band=found.band.replace("voxels", "lesions"))

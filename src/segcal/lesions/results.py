@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from segcal.evaluation.diagrams import Reliability
     from segcal.lesions.numbers import Froc, Number
 
-FORMAT = "segcal lesions 1"
+FORMAT = "segcal lesions 2"
 RESULTS = ("lesions.csv", "summary.csv", "summary.json", "froc.csv", "failures.csv")
 COLUMNS = tuple(name.removesuffix("_name") for name in Lesion._fields)
 HEADINGS = {
@@ -42,9 +42,9 @@ HEADINGS = {
 class LesionSummary:
     """The numbers of a cohort: what tables, figures and the report show.
 
-    numbers: every number, with its interval, by class and size.
-    curves: FROC of each class, all sizes together.
-    diagrams: reliability of each class, all sizes together.
+    numbers: every number, with its interval, by class.
+    curves: FROC of each class.
+    diagrams: reliability of each class.
     """
 
     rules: Rules
@@ -57,16 +57,12 @@ class LesionSummary:
     curves: dict[str, Froc]
     diagrams: dict[str, Reliability]
 
-    def find(self, class_name: str, metric: str, *, size: str = "all") -> Number:
-        """The number of a class and size; LookupError where there is none."""
+    def find(self, class_name: str, metric: str) -> Number:
+        """The number of a class; LookupError where there is none."""
         for number in self.numbers:
-            if (number.class_name, number.size, number.metric) == (class_name, size, metric):
+            if (number.class_name, number.metric) == (class_name, metric):
                 return number
-        raise LookupError(f"there is no {metric} of {class_name}, {size}.")
-
-    def sizes(self, class_name: str) -> tuple[str, ...]:
-        """ "all", and the groups of sizes of a class."""
-        return tuple(dict.fromkeys(number.size for number in self.numbers if number.class_name == class_name))
+        raise LookupError(f"there is no {metric} of {class_name}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,18 +82,14 @@ class LesionOutcome:
 
 
 def lesion_table(summary: LesionSummary) -> Table:
-    """A row for each class and size."""
+    """A row for each class."""
     rows = []
     for name in summary.classes:
-        for i, size in enumerate(summary.sizes(name)):
-            cells = [_cell(summary.find(name, metric, size=size)) for metric in HEADINGS]
-            lesions = [
-                Cell(str(summary.find(name, metric, size=size).number)) for metric in ("sensitivity", "precision")
-            ]
-            rows.append((Cell(name if i == 0 else ""), Cell(size), *lesions, *cells))
+        lesions = [Cell(str(summary.find(name, metric).number)) for metric in ("sensitivity", "precision")]
+        rows.append((Cell(name), *lesions, *(_cell(summary.find(name, metric)) for metric in HEADINGS)))
     patients = "" if summary.patients == summary.cases else f" of {counted(summary.patients, 'patient')}"
     title = f"Lesions in {counted(summary.cases, 'case')}{patients}, {counted(summary.bins, 'bin')}"
-    return Table(title, ("class", "size", "true", "predicted", *HEADINGS.values()), tuple(rows), names=2)
+    return Table(title, ("class", "true", "predicted", *HEADINGS.values()), tuple(rows))
 
 
 def froc_table(summary: LesionSummary) -> Table:
@@ -150,7 +142,7 @@ def write_lesions(outcome: LesionOutcome, out: Path, about: Mapping[str, Any]) -
         if summary is None:
             return
         write_csv(new / "lesions.csv", COLUMNS, (_plain(lesion) for lesion in outcome.lesions))
-        fields = ("class", "size", "metric", "value", "low", "high", "number")
+        fields = ("class", "metric", "value", "low", "high", "number")
         write_csv(new / "summary.csv", fields, (_plain(number) for number in summary.numbers))
         write_csv(
             new / "froc.csv",
@@ -217,7 +209,6 @@ def read_lesions(folder: str | os.PathLike[str]) -> LesionSummary:
         numbers = tuple(
             Number(
                 str(row["class"]),
-                str(row["size"]),
                 str(row["metric"]),
                 value(row["value"]),
                 value(row["low"]),
@@ -226,7 +217,7 @@ def read_lesions(folder: str | os.PathLike[str]) -> LesionSummary:
             )
             for row in content["summary"]
         )
-        errors = {(row.class_name, row.metric): row.value for row in numbers if row.size == "all"}
+        errors = {(row.class_name, row.metric): row.value for row in numbers}
         diagrams = {}
         for name, rows in content["reliability"].items():
             parts: dict[str, Any] = {
