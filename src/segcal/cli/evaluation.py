@@ -65,7 +65,7 @@ def evaluate(
     patients: Patients = None,
     bands: Annotated[
         str | None,
-        typer.Option(metavar="MM,MM", help="Also reports bands by distance to the true boundary, for example 2,5."),
+        typer.Option(metavar="MM,MM", help="Also reports bands by distance to the predicted boundary, such as 2,5."),
     ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="The maps are logits.")] = False,
     sigmoid: Sigmoid = False,
@@ -118,10 +118,12 @@ def show_outcome(outcome: Outcome, out: Path, *, background: bool = False, as_js
             with one_torch_thread():
                 _show_summary(outcome.measured if background else outcome.measured.foreground(), background=background)
                 _show_raters(out)
-            if any(name.startswith("bands/") for name in outcome.facets):
-                from segcal.evaluation.band_tables import NOTE, band_rows, band_table
+            if limits := outcome.measured.provenance["options"]["bands"]:
+                from segcal.evaluation.bands import NOTE, band_names
+                from segcal.evaluation.tables import band_table
 
-                show_tables([band_table(band_rows(outcome.facets, background=background))], [NOTE])
+                bands = {name: outcome.facets[f"bands/{name}"] for name in band_names(limits)}
+                show_tables([band_table(bands, background=background)], [NOTE])
             if outcome.groups is not None:
                 from segcal.evaluation.group_tables import group_notes, group_table
 

@@ -50,7 +50,6 @@ def report(
     groups: Annotated[
         Path | None, typer.Option(metavar="CSV", help="Groups of cases: first column case or patient, then attributes.")
     ] = None,
-    bands: Annotated[bool, typer.Option("--bands", help="Shows the bands that `evaluate --bands` wrote.")] = False,
     lesions: Annotated[
         list[str] | None,
         typer.Option(metavar="[NAME=]DIR", help="Folder of `segcal lesions` to show; can be repeated."),
@@ -80,26 +79,13 @@ def report(
             title=title,
             maps=maps,
             cases=viewed,
-            sections=[
-                *(_band_section(found, evaluations, patients) if bands else ()),
-                *_sections(found, groups, lesions or [], patients=patients, seed=seed),
-            ],
+            sections=_sections(found, groups, lesions or [], patients=patients, seed=seed),
             seed=seed,
         )
     show_failures(failures)
     say(f"report: {out}")
     if failures:
         raise typer.Exit(1)
-
-
-def _band_section(found: Mapping[str, Evaluation], sources: Sequence[str], patients: str | None) -> list[ReportSection]:
-    from segcal.evaluation.band_tables import read_bands
-    from segcal.evaluation.evaluation import named_path
-    from segcal.report.bands import band_section
-
-    folders = [path if path.is_dir() else path.parent for _, path in map(named_path, sources)]
-    methods = {method: read_bands(folder) for method, folder in zip(found, folders, strict=True)}
-    return [band_section(methods, patients=patients)]
 
 
 def _sections(

@@ -99,8 +99,8 @@ def evaluate(
     groups: A .csv file of groups of cases, as `compare_groups` takes it: group_summary.csv and group_gaps.csv have
         every metric of each group, and how far groups lie apart.
     patients: Which cases belong together, as in `compare`; for groups alone.
-    bands: Distances in mm to the true boundary of a class, as (2, 5), that divide its voxels into bands: bands.csv has
-        the errors of each, and the folders in bands/ are evaluations of their own.
+    bands: Distances in mm to the predicted boundary of a class, as (2, 5), that divide its voxels into bands: the
+        folders in bands/ are evaluations of their own.
     workers: Processes, each with one case at a time.
     executor: Measures cases elsewhere, in place of the workers, as `segcal.adapters.dask.DaskCluster`.
     progress: Called with the number of cases that are done, and of all.
@@ -128,7 +128,7 @@ def evaluate(
     )  # fmt: skip
     if bands:
         if any(files.raters or files.rater_channels for files in pairing.cases):
-            raise ConfigError("--bands must come with one folder of labels; several raters draw several boundaries.")
+            raise ConfigError("--bands needs the labels of one rater; got several. Give one folder of labels.")
         meant = replace(meant, bands=check_bands(bands))
     if groups is None and patients is not None:
         raise ConfigError("--patients must be used with --groups; got --patients alone. Add --groups.")

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
-from segcal.errors import GridError
-from segcal.evaluation.bands import BandSums
+from segcal.errors import ConfigError, GridError
+from segcal.evaluation.bands import measure_bands
 from segcal.evaluation.doubts import HARD_DECISIONS, MEANINGS, Watch
 from segcal.evaluation.options import Options, slab_voxels
 from segcal.evaluation.rated import RaterSums, Votes
@@ -47,12 +48,14 @@ def measure_case(
         doubts = case.grid.doubts
         if options.strict_grid and doubts:
             raise GridError(f"{files.name}: the grid must be certain, as --strict-grid asks; {MEANINGS[doubts[0]]}")
+        if options.bands and case.grid.spacing_mm is None:
+            raise ConfigError(f"{files.name}: bands need files with a voxel size. Use NIfTI files.")
         stored_logits = files.averaging.logits if files.members else options.logits
         watch = Watch(logits=stored_logits, overlapping=options.sigmoid)
         case.watch = watch.see
         raters = RaterSums(case.raters, options, threads=threads) if case.raters else None
         spatial = calibrator is not None and calibrator.spatial
-        bands = BandSums(case, options, spatial=spatial, threads=threads) if options.bands else None
+        decided: list[Array] = []  # bands need the decisions on the whole case
 
         def measured() -> Iterator[Slab]:
             for values, labels, ranked in _slabs(case, options, calibrator):
@@ -60,16 +63,21 @@ def measure_case(
                     yield raters.slab(values, labels, ranked)
                     continue
                 slab = measure_voxels(values, labels, options, ranked=ranked, threads=threads)
-                if bands is not None:
-                    bands.add(values, labels, slab.decided)
+                if options.bands:
+                    decided.append(slab.decided)
                 yield slab
 
         shape = case.shape if spatial else case.stored_shape
         sums = sums_of_case(measured(), shape, voxel_ml=case.grid.voxel_ml)
+        bands: dict[str, CaseSums] = {}
+        if sums is not None and options.bands:
+            again = ((values, labels) for values, labels, _ in _slabs(case, options, calibrator))
+            classes = np.concatenate(decided, -1)
+            bands = measure_bands(case, again, classes, options, sums, spatial=spatial, threads=threads)
     sums = check_voxels(sums, options)
     doubts = (*doubts, HARD_DECISIONS) if watch.hard else doubts
     if raters is None:
-        return Measured(sums, doubts, {} if bands is None else bands.of_case(sums))
+        return Measured(sums, doubts, bands)
     mean, each, votes = raters.of_case(sums)
     return Measured(mean, doubts, {f"raters/{rater}": own for rater, own in each.items()}, votes)
 

@@ -64,7 +64,7 @@ class Options:
     strict_grid: bool = False
     """Refuse cases whose headers leave the place of the voxels open."""
     bands: tuple[float, ...] = ()
-    """Distances to the boundary of a class, in mm, that divide voxels into bands; none: no bands."""
+    """Distances to the predicted boundary of a class, in mm, that divide voxels into bands; none: no bands."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bins", check_integer("bins", self.bins, most=10 * FINE_BINS))

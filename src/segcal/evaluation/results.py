@@ -38,7 +38,6 @@ RESULTS = (
     "raters_summary.csv",
     "group_summary.csv",
     "group_gaps.csv",
-    "bands.csv",
 )
 
 
@@ -136,10 +135,6 @@ def write_results(outcome: Outcome, options: Options, out: Path) -> None:
             if any(name.startswith("raters/") for name in outcome.facets):
                 _write_raters(outcome, options, new)
             _write_numbers(outcome.measured, outcome, options, new)
-            if options.bands:
-                from segcal.evaluation.band_tables import band_rows, write_bands
-
-                write_bands(band_rows(outcome.facets, background=options.background), new)
 
 
 def _write_raters(outcome: Outcome, options: Options, out: Path) -> None:

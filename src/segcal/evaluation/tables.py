@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,6 +84,31 @@ def _summary_cell(row: Row | None) -> Cell:
     if row is None or math.isnan(row.value):
         return Cell("" if row is None else "-")
     return Cell(f"{row.value:.4f}", "" if math.isnan(row.std) else f"± {row.std:.4f}")
+
+
+def band_table(bands: Mapping[str, Evaluation], *, background: bool = False) -> Table:
+    """Return the numbers of bands around predicted boundaries, a row for each class and band.
+
+    bands: By name, the nearest first.
+    """
+    from segcal.metrics import ace, ece, mce
+
+    rows = []
+    parts = {name: part if background else part.foreground() for name, part in bands.items()}
+    for c, label in enumerate(next(iter(parts.values())).classes):
+        for i, (name, part) in enumerate(parts.items()):
+            pooled = part.select(classes=[c]).binned.pool("case")
+            voxels = pooled.count.sum()
+            shares = [pooled.confidence_sum.sum() / voxels, pooled.label_sum.sum() / voxels]
+            numbers = [
+                *shares,
+                *(error(pooled) for error in (ace, ece, mce)),
+                part.case_metrics()["ace"][:, c].nanmean(),
+            ]
+            cells = (Cell("-" if math.isnan(x) else f"{x:.4f}") for x in map(float, numbers))
+            rows.append((Cell(label if i == 0 else ""), Cell(name), Cell(f"{int(voxels):,}"), *cells))
+    headings = ("class", "distance", "voxels", "confidence", "frequency", "ACE", "ECE", "MCE", "Macro-ACE")
+    return Table("Bands around the predicted boundary", headings, tuple(rows), names=2)
 
 
 def to_markdown(table: Table) -> str:
