@@ -271,7 +271,7 @@ def hide_voxels(folder, *, value, share=0.4):
         save(folder / "labels" / f"case_{i}.nii.gz", np.where(hidden, value, labels).astype(np.uint8))
 
 
-@pytest.mark.parametrize("method", ["temperature", "local-temperature", "histogram"])
+@pytest.mark.parametrize("method", ["temperature", "local-temperature", "isotonic"])
 def test_voxels_with_an_ignored_label_are_left_out_of_fit_and_check(folder, method):
     """Found is what is found where those voxels are cut out of the files."""
     hide_voxels(folder, value=255)

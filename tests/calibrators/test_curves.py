@@ -1,4 +1,4 @@
-"""Isotonic curves and histograms: by hand, and by laws."""
+"""Isotonic curves: by hand, and by laws."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from scipy.special import xlogy
 from truths import drawn
 
-from segcal.calibrators import HistogramBinning, Isotonic
+from segcal.calibrators import Isotonic
 
 
 def transformed(calibrator, p):
@@ -47,36 +47,10 @@ def test_curves_rise_in_the_log_odds_of_each_class(activation):
         assert ((y > 0) & (y < 1)).all()
 
 
-def test_histogram_shares_are_those_of_the_bins():
-    histogram = HistogramBinning(activation="sigmoid", bins=4)
-    fitted(histogram, [0.1, 0.2, 0.24, 0.3, 0.4, 0.8, 0.9], [0, 1, 0, 0, 0, 1, 1])
-    assert transformed(histogram, [0.0001, 0.24, 0.26, 0.5, 0.74, 0.76, 0.999]) == pytest.approx(
-        [1 / 3, 1 / 3, 0.5 / 3, 0.5, 0.74, 2.5 / 3, 2.5 / 3]
-    )
-
-
-def test_one_bin_gives_the_share_of_the_class():
-    logits, labels = drawn(voxels=500)
-    for edges in ("width", "mass"):
-        shown = HistogramBinning(bins=1, edges=edges).fit([(logits, labels)]).transform(logits).softmax(0)
-        assert shown[:, 0].numpy() == pytest.approx(np.bincount(labels) / 500)
-        assert (shown == shown[:, :1]).all()
-
-
-def test_bins_of_equal_mass_have_equally_many_voxels():
-    logits, labels = drawn("sigmoid", voxels=10_000, spread=6)
-    histogram = HistogramBinning(activation="sigmoid", bins=8, edges="mass").fit([(logits, labels)])
-    for row, limits in zip(logits, histogram.limits, strict=True):
-        counts = torch.bucketize(row, limits, right=True).bincount(minlength=8)
-        assert counts.tolist() == pytest.approx([1250] * 8, abs=60)  # as steps of log-odds allow
-    assert histogram.report.passes == 2
-
-
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("calibrator", [Isotonic, HistogramBinning])
-def test_reports_hold_the_loss_of_each_class_against_the_rest(calibrator, activation):
+def test_reports_hold_the_loss_of_each_class_against_the_rest(activation):
     logits, labels = drawn(activation, voxels=3000)
-    done = calibrator(activation=activation).fit([(2 * logits, labels)])
+    done = Isotonic(activation=activation).fit([(2 * logits, labels)])
     truth = labels.numpy() if activation == "sigmoid" else np.eye(3)[:, labels]
     before = ((2 * logits).sigmoid() if activation == "sigmoid" else (2 * logits).softmax(0)).numpy()
     after = done._apply(2 * logits)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from truths import KINDS, drawn
 
-from segcal.calibrators import CALIBRATORS, ClassTemperature, EnsembleTemperature, Temperature, make_calibrator
+from segcal.calibrators import CALIBRATORS, ClassTemperature, Temperature, make_calibrator
 from segcal.calibrators.calibrator import keep_decisions, keep_sides
 
 TEMPERATURES = (0.01, 0.3, 7.0, 100.0)
@@ -40,21 +40,11 @@ def test_no_method_claims_more_than_to_keep_the_most_probable_class():
         assert ("the most probable class stays" in summary) == make_calibrator(name).keeps_decisions
 
 
-def ensemble(temperature, weights, activation):
-    calibrator = EnsembleTemperature(activation=activation)
-    calibrator.set_state({"temperature": temperature, "weights": weights})
-    return calibrator
-
-
-WEIGHTS = [(1.0, 0.0, 0.0), (0.5, 0.3, 0.2), (0.0, 0.0, 1.0), (1e-9, 0.0, 1 - 1e-9)]
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_the_most_probable_class_stays_what_it_was(adversarial, temperature, dtype):
     logits = adversarial.clamp(-6e4, 6e4).half() if dtype == torch.float16 else adversarial.to(dtype)
-    for calibrator in (Temperature(temperature), *(ensemble(temperature, weights, "softmax") for weights in WEIGHTS)):
-        assert torch.equal(calibrator.transform(logits).argmax(0), logits.argmax(0))
+    assert torch.equal(Temperature(temperature).transform(logits).argmax(0), logits.argmax(0))
 
 
 def class_temperature(inverse):
@@ -66,8 +56,7 @@ def class_temperature(inverse):
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_overlapping_classes_stay_on_their_side_of_a_half(adversarial, temperature):
     by_class = class_temperature([[1 / temperature], [1.0], [temperature]])
-    mixed = (ensemble(temperature, weights, "sigmoid") for weights in WEIGHTS)
-    for calibrator in (Temperature(temperature, activation="sigmoid"), by_class, *mixed):
+    for calibrator in (Temperature(temperature, activation="sigmoid"), by_class):
         assert torch.equal(calibrator.transform(adversarial).sign(), adversarial.sign())
 
 
@@ -105,10 +94,7 @@ def test_calibrators_say_whether_they_keep_decisions_and_keep_their_word(method,
     logits, labels = drawn(activation, voxels=2000)
     logits = 3 * logits + torch.tensor([[2.0], [0.0], [-2.0]])
     fitted = make_calibrator(method, activation=activation).fit([(logits, labels)])
-    wanted = method in ("temperature", "ensemble-temperature") or (method, activation) == (
-        "class-temperature",
-        "sigmoid",
-    )
+    wanted = method == "temperature" or (method, activation) == ("class-temperature", "sigmoid")
     assert fitted.keeps_decisions is wanted
     shown = fitted.transform(logits)
     if activation == "softmax":

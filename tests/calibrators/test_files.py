@@ -11,7 +11,6 @@ from truths import KINDS, METHODS, drawn
 from segcal.calibrators import (
     CALIBRATORS,
     Dirichlet,
-    HistogramBinning,
     Isotonic,
     Temperature,
     VectorScaling,
@@ -23,8 +22,6 @@ from segcal.errors import ConfigError, FileError, SegcalError, ShapeError
 SETTINGS = {
     "temperature": {"voxels": 500, "seed": 3},
     "dirichlet": {"off_diagonal": 0.1, "intercept": 0.2},
-    "histogram": {"bins": 7, "edges": "mass"},
-    "ensemble-temperature": {"voxels": 500, "seed": 3},
     "vector": {"objective": "ace"},
 }
 
@@ -47,14 +44,6 @@ def test_a_fitted_calibrator_comes_back_to_the_last_bit(tmp_path, method, activa
     assert loaded.settings() == fitted.settings()
     assert loaded.fingerprint == fitted.fingerprint
     assert repr(loaded.report) == repr(fitted.report)  # NaN is not equal to itself
-
-
-def test_bins_without_voxels_come_back(tmp_path):
-    fitted = HistogramBinning(bins=50).fit([drawn(voxels=30)])
-    assert fitted.shares.isnan().any()
-    fitted.save(tmp_path / "c.json")
-    logits = 3 * torch.randn(3, 500)
-    assert torch.equal(load_calibrator(tmp_path / "c.json").transform(logits), fitted.transform(logits))
 
 
 def test_curves_from_few_voxels_rise_and_come_back(tmp_path):
@@ -144,7 +133,7 @@ def test_files_that_were_cut_off_or_lack_something_are_refused_by_their_name(tmp
         {"settings": []},
         {"settings": {"activation": "tanh"}},
         {"settings": {"unknown": 3}},
-        {"settings": {"voxels": "many", "bins": "many", "edges": 3}},
+        {"settings": {"voxels": "many"}},
         {"classes": "three"},
         {"classes": 0},
         {"classes": 2.5},
@@ -174,7 +163,7 @@ NAN = float("nan")  # which json writes and reads, though it is none
         ("class-temperature", {"parameters": [[1.0], [1.0], [0.0]]}),
         ("vector", {"parameters": [[1.0, 0.0]] * 4}),
         ("vector", {"parameters": [[1.0, 1e5]] * 3}),
-        ("matrix", {"parameters": [[1.0, 0.0]] * 3}),
+        ("dirichlet", {"parameters": [[1.0, 0.0]] * 3}),
         ("beta", {"parameters": [[-0.1, 1.0, 0.0]] * 3}),
         ("isotonic", {"knots": [[[0.0], [0.5]]] * 2}),
         ("isotonic", {"knots": [[[0.0, 1.0], [0.5, 0.4]]] * 3}),
@@ -184,18 +173,6 @@ NAN = float("nan")  # which json writes and reads, though it is none
         ("isotonic", {"knots": [[[], []]] * 3}),
         ("isotonic", {"knots": [[[0.0, 1.0], [0.5]]] * 3}),
         ("isotonic", {"knots": [[[0.0]]] * 3}),
-        ("histogram", {"shares": [[0.5]] * 3, "limits": [[]] * 3}),
-        ("histogram", {"shares": [[1.0] * 20] * 3}),
-        ("histogram", {"shares": [["x"] * 20] * 3}),
-        ("histogram", {"limits": [[NAN] * 19] * 3}),
-        ("histogram", {"limits": [list(range(19, 0, -1))] * 3}),
-        ("ensemble-temperature", {"weights": [0.5, 0.5]}),
-        ("ensemble-temperature", {"weights": [0.5, 0.7, -0.2]}),
-        ("ensemble-temperature", {"weights": [0.5, 0.5, 0.5]}),
-        ("ensemble-temperature", {"weights": [NAN, 0.5, 0.5]}),
-        ("ensemble-temperature", {"temperature": 0.0}),
-        ("ensemble-temperature", {"temperature": NAN}),
-        ("ensemble-temperature", {"temperature": "warm"}),
     ],
     ids=str,
 )
@@ -204,10 +181,20 @@ def test_parameters_that_no_fit_finds_are_refused_by_the_name_of_the_file(tmp_pa
     refused(tmp_path / "c.json", good | {"state": good["state"] | state})
 
 
-@pytest.mark.parametrize("method", [each for each in METHODS if each not in ("temperature", "ensemble-temperature")])
+@pytest.mark.parametrize("method", [each for each in METHODS if each != "temperature"])
 def test_parameters_of_each_class_belong_to_a_number_of_classes(tmp_path, contents, method):
     for classes in (None, 2, 4):
         refused(tmp_path / "c.json", contents[method] | {"classes": classes})
+
+
+@pytest.mark.parametrize(
+    ("method", "replacement"),
+    [("histogram", "isotonic"), ("matrix", "dirichlet"), ("ensemble-temperature", "temperature")],
+)
+def test_removed_methods_are_refused_with_their_replacement(tmp_path, contents, method, replacement):
+    message = refused(tmp_path / "c.json", contents["temperature"] | {"method": method})
+    assert f"its method '{method}' was removed in this version, use {replacement}" in message
+    assert message.endswith("Fit it again with `segcal calibrate fit`.")
 
 
 def test_bytes_folders_and_missing_files_are_refused_by_their_name(tmp_path):
@@ -256,9 +243,6 @@ def test_unknown_words_are_refused(method):
         ("dirichlet", {"activation": "sigmoid"}, "exclusive classes"),
         ("dirichlet", {"off_diagonal": -1}, "off_diagonal must be a number of at least 0"),
         ("dirichlet", {"intercept": float("inf")}, "intercept must be a number of at least 0"),
-        ("histogram", {"bins": 0}, "bins must be a whole number"),
-        ("histogram", {"bins": 2.5}, "bins must be a whole number"),
-        ("histogram", {"edges": "round"}, "edges must be one of 'width', 'mass'"),
     ],
     ids=str,
 )

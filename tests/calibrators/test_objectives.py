@@ -33,7 +33,7 @@ def test_the_likelihood_that_a_report_names_is_the_one_of_its_numbers(method, ac
     """Binary where each class stands against the rest, by scipy; that of the true class otherwise."""
     logits, labels = drawn(activation, voxels=600)
     report = make_calibrator(method, activation=activation).fit([(logits, labels)]).report
-    apart = activation == "sigmoid" or method in ("platt", "beta", "isotonic", "histogram")
+    apart = activation == "sigmoid" or method in ("platt", "beta", "isotonic")
     assert report.objective == ("binary nll" if apart else "nll")
     odds = logits if activation == "sigmoid" else torch.logit(logits.softmax(0))
     truth = oracle.one_hot(labels[None], len(logits))[0] if labels.ndim == 1 else labels
@@ -93,7 +93,7 @@ def test_cases_in_slabs_have_the_error_of_whole_cases():
     assert parts.temperature == pytest.approx(whole.temperature, rel=1e-9)
 
 
-@pytest.mark.parametrize("method", ["temperature", "vector", "matrix", "dirichlet", "platt", "beta"])
+@pytest.mark.parametrize("method", ["temperature", "vector", "dirichlet", "platt", "beta"])
 def test_an_error_to_be_fitted_needs_every_voxel(method):
     for objective in ("ace", "ece"):
         with pytest.raises(ConfigError, match=f"objective '{objective}' needs every voxel"):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize, minimize_scalar
-from scipy.special import expit, log_expit, log_softmax, logsumexp, softmax
+from scipy.special import expit, log_expit, log_softmax, logsumexp
 from truths import drawn, nll
 
-from segcal.calibrators import Beta, Dirichlet, EnsembleTemperature, Temperature, make_calibrator
+from segcal.calibrators import Beta, Dirichlet, Temperature, make_calibrator
 from segcal.calibrators.forms import COLDEST, HOTTEST
 from segcal.errors import SegcalError
 
@@ -55,7 +55,6 @@ def objective(method, activation, logits, labels, *, off_diagonal=1e-3, intercep
         "temperature": (lambda t: nll(t * z, y, activation), np.ones(1)),
         "class-temperature": (lambda t: nll(t[:, None] * z, y, activation), np.ones(classes)),
         "vector": (lambda t: nll(t[::2, None] * z + t[1::2, None], y, activation), affine),
-        "matrix": (lambda t: nll(matrix(t, z), y, activation), np.eye(classes, classes + 1).ravel()),
         "dirichlet": (dirichlet, np.eye(classes, classes + 1).ravel()),
         "platt": (lambda t: apart(t[::2, None] * log_odds(z, activation) + t[1::2, None]), affine),
         "beta": (beta, np.tile([1.0, 1.0, 0.0], classes)),
@@ -75,7 +74,7 @@ def check_optimum(fitted, function, start, bounds=None):
 
 LINEAR = [
     (method, activation)
-    for method in ("temperature", "class-temperature", "vector", "matrix", "dirichlet", "platt", "beta")
+    for method in ("temperature", "class-temperature", "vector", "dirichlet", "platt", "beta")
     for activation in ("softmax", "sigmoid")
     if (method, activation) != ("dirichlet", "sigmoid")
 ]
@@ -112,38 +111,6 @@ def test_beta_curves_that_would_fall_end_at_their_bounds(wanted):
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("factor", [0.3, 1, 4])
-def test_the_weights_of_the_ensemble_are_the_likeliest(activation, factor):
-    logits, labels = drawn(activation, voxels=2000, seed=6)
-    labels[..., :60] = drawn(activation, voxels=60, seed=7)[1]  # some that no temperature explains
-    fitted = EnsembleTemperature(activation=activation).fit([(factor * logits, labels)])
-    z, y = factor * logits.numpy(), labels.numpy()
-    scale = 1 / fitted.base.temperature
-
-    def true_share(z):
-        if activation == "softmax":
-            return np.take_along_axis(softmax(z, axis=0), y[None], axis=0)
-        return expit(np.where(y > 0, z, -z))
-
-    members = np.stack([true_share(scale * z), true_share(z), true_share(0 * z)])
-
-    def loss(weights):
-        return -np.log(np.tensordot(weights, members, 1)).mean()
-
-    one = {"type": "eq", "fun": lambda weights: weights.sum() - 1}
-    found = minimize(
-        loss, [0.4, 0.3, 0.3], method="SLSQP", bounds=[(0, 1)] * 3, constraints=[one], options={"ftol": 1e-14}
-    )
-    ours = fitted.weights.numpy()
-    assert ours.sum() == pytest.approx(1, abs=1e-12)
-    assert (ours >= 0).all()
-    assert loss(ours) <= found.fun * (1 + 1e-7)
-    assert fitted.report.after == pytest.approx(loss(ours), rel=1e-7)
-    assert nll(fitted.transform(factor * logits), labels, activation) == pytest.approx(loss(ours), rel=1e-9)
-    assert fitted.report.before == pytest.approx(nll(z, y, activation), rel=1e-9)
-
-
-@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("factor", [0.02, 0.3, 1, 7, 60])
 @pytest.mark.parametrize("voxels", [3, 40, 4000])
 def test_temperatures_of_any_scale_are_those_of_scipy(activation, factor, voxels):
@@ -164,7 +131,7 @@ def test_temperatures_of_any_scale_are_those_of_scipy(activation, factor, voxels
     assert fitted.report.after == pytest.approx(function(math.log(fitted.temperature)), rel=1e-9)
 
 
-@pytest.mark.parametrize("method", ["temperature", "platt", "beta", "dirichlet", "ensemble-temperature"])
+@pytest.mark.parametrize("method", ["temperature", "platt", "beta", "dirichlet"])
 def test_adding_a_constant_to_all_logits_of_a_voxel_changes_nothing(method):
     logits, labels = drawn(voxels=2000)
     alone, moved = (make_calibrator(method).fit([(logits / 2 + shift, labels)]) for shift in (0, 1000))

@@ -134,18 +134,17 @@ def test_small_strata_are_taken_whole():
     assert sizes[2][0] * sizes[2][1] == pytest.approx(9991)
 
 
-@pytest.mark.parametrize("method", ["temperature", "beta", "ensemble-temperature"])
+@pytest.mark.parametrize("method", ["temperature", "beta"])
 def test_a_draw_of_every_voxel_is_the_full_fit(cohort, method):
     activation, cases = cohort
     full = make_calibrator(method, activation=activation).fit(cases)
     drawn_fit = make_calibrator(method, activation=activation, voxels=10_000_000).fit(cases)
     assert drawn_fit.report.sampled == 12_000
     assert drawn_fit.report.after == pytest.approx(full.report.after, rel=1e-7)
-    if method != "ensemble-temperature":
-        assert set(drawn_fit.report.sampling_errors) == {0.0}
+    assert set(drawn_fit.report.sampling_errors) == {0.0}
 
 
-@pytest.mark.parametrize("method", ["temperature", "vector", "ensemble-temperature"])
+@pytest.mark.parametrize("method", ["temperature", "vector"])
 def test_a_sample_that_was_drawn_before_is_not_drawn_again(cohort, method):
     activation, cases = cohort
     sample = draw_sample(cases, voxels=2000, activation=activation, seed=5)

@@ -14,7 +14,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from truths import drawn, nll
 
-from segcal.calibrators import Beta, Isotonic, MatrixScaling, Platt, VectorScaling
+from segcal.calibrators import Beta, Dirichlet, Isotonic, Platt, VectorScaling
 from segcal.calibrators.curves import FINE, REACH
 
 
@@ -89,10 +89,10 @@ def test_beta_calibration_is_logistic_regression_on_two_logarithms():
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
-def test_matrix_scaling_is_multinomial_logistic_regression(classes):
+def test_dirichlet_without_penalties_is_multinomial_logistic_regression(classes):
     logits, labels = drawn(voxels=3000, classes=classes)
-    distorted = 2.5 * logits + logits.roll(1, 0)
-    ours = MatrixScaling().fit([(distorted, labels)])
+    distorted = (2.5 * logits + logits.roll(1, 0)).log_softmax(0)
+    ours = Dirichlet(off_diagonal=0, intercept=0).fit([(distorted, labels)])
     theirs = LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(distorted.T, labels)
     shares = np.log(theirs.predict_proba(distorted.T).T)
     assert ours.report.after == pytest.approx(nll(shares, labels), rel=1e-7)

@@ -530,8 +530,6 @@ TARGETS: dict[str, Target] = {
     "temperature": Target(_write_calibrator("temperature"), mutate.spoil_json, _load_calibrator),
     "dirichlet": Target(_write_calibrator("dirichlet"), mutate.spoil_json, _load_calibrator),
     "isotonic": Target(_write_calibrator("isotonic"), mutate.spoil_json, _load_calibrator),
-    "histogram": Target(_write_calibrator("histogram"), mutate.spoil_json, _load_calibrator),
-    "ensemble": Target(_write_calibrator("ensemble-temperature"), mutate.spoil_json, _load_calibrator),
     "local": Target(_write_calibrator("local-temperature"), mutate.spoil_json, _load_calibrator),
     "evaluation": Target(_write_evaluation, _spoil_evaluation, _load_evaluation),
     "statistics": Target(_write_statistics, _spoil_evaluation, _load_statistics),

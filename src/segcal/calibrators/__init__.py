@@ -2,8 +2,8 @@
 
 Each has `fit(cases)`, which goes through a stream of cases as often as it needs, `transform(logits)`, and `save`.
 Reading order: `stream` (cases in pieces), `calibrator` (what all have), `linear` with `likelihood` and `newton`, then
-`forms` (those with a formula and one optimum), `curves` (those without a formula), `ensemble`, `local` (a temperature
-for each voxel) with `objective`.
+`forms` (those with a formula and one optimum), `curves` (isotonic), `local` (a temperature for each
+voxel) with `objective`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 from segcal._io.files import reject_pipe
 from segcal._io.parsing import parse_json
 from segcal.calibrators.calibrator import FORMAT, Calibrator, FitReport
-from segcal.calibrators.curves import HistogramBinning, Isotonic
-from segcal.calibrators.ensemble import EnsembleTemperature
-from segcal.calibrators.forms import Beta, ClassTemperature, Dirichlet, MatrixScaling, Platt, Temperature, VectorScaling
+from segcal.calibrators.curves import Isotonic
+from segcal.calibrators.forms import Beta, ClassTemperature, Dirichlet, Platt, Temperature, VectorScaling
 from segcal.calibrators.linear import LinearCalibrator
 from segcal.calibrators.local import LocalTemperature
 from segcal.calibrators.stream import Sample, draw_sample
@@ -27,12 +26,15 @@ from segcal.errors import ConfigError, FileError, SegcalError, one_of
 
 CALIBRATORS: dict[str, type[Calibrator]] = {
     kind.method: kind
-    for kind in (
-        Temperature, ClassTemperature, VectorScaling, MatrixScaling, Dirichlet, Platt, Beta, Isotonic,
-        HistogramBinning, EnsembleTemperature, LocalTemperature,
-    )
-}  # fmt: skip
+    for kind in (Temperature, ClassTemperature, VectorScaling, Dirichlet, Platt, Beta, Isotonic, LocalTemperature)
+}
 """By the name of the method."""
+REMOVED_METHODS = {
+    "histogram": "isotonic",
+    "matrix": "dirichlet, or vector for classes that overlap",
+    "ensemble-temperature": "temperature",
+}
+"""Methods of version 0.3.0 that this version does not have, and what to use instead."""
 
 __all__ = [
     "CALIBRATORS",
@@ -40,13 +42,10 @@ __all__ = [
     "Calibrator",
     "ClassTemperature",
     "Dirichlet",
-    "EnsembleTemperature",
     "FitReport",
-    "HistogramBinning",
     "Isotonic",
     "LinearCalibrator",
     "LocalTemperature",
-    "MatrixScaling",
     "Platt",
     "Sample",
     "Temperature",
@@ -62,12 +61,12 @@ def make_calibrator(method: str, **settings: Any) -> Calibrator:
 
     ConfigError for a method or a setting that does not exist, or that is out of range.
 
-    method: one of "temperature", "class-temperature", "vector", "matrix", "dirichlet", "platt", "beta", "isotonic",
-        "histogram", "ensemble-temperature" and "local-temperature".
+    method: one of "temperature", "class-temperature", "vector", "dirichlet", "platt", "beta", "isotonic" and
+        "local-temperature".
     settings: arguments of the class of that method, such as `activation`.
 
-    >>> make_calibrator("histogram", bins=10, activation="sigmoid")
-    HistogramBinning(activation='sigmoid', bins=10, edges='width')
+    >>> make_calibrator("isotonic", activation="sigmoid")
+    Isotonic(activation='sigmoid')
     >>> make_calibrator("vector").fitted
     False
     """
@@ -103,7 +102,10 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
         content = parse_json(Path(path).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
-        return make_calibrator(content["method"], **_current_settings(content["settings"])).restore(content)
+        method = content["method"]
+        if method in REMOVED_METHODS:
+            raise ValueError(f"its method {method!r} was removed in this version, use {REMOVED_METHODS[method]}")
+        return make_calibrator(method, **_current_settings(content["settings"])).restore(content)
     except OSError as error:
         raise FileError(f"{path} must be a calibrator; {error.strerror or error}. Check the path.") from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:

@@ -1,13 +1,13 @@
-"""Calibrators without a formula: a rising curve (isotonic) or steps (histogram) for each class, fitted in a pass.
+"""Isotonic regression: a rising curve without a formula for each class, fitted in one pass.
 
-Each class stands against the rest. Of exclusive classes the results are divided by their sum afterwards.
+Each class is fitted against the rest. Of exclusive classes the results are divided by their sum afterwards.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,49 +16,12 @@ from torch import Tensor
 from segcal.calibrators.calibrator import Activation, Calibrator, FitReport, Inputs, check_inputs, need_all_classes
 from segcal.calibrators.likelihood import log_odds, truth_of
 from segcal.calibrators.stream import CaseStream, check_stream, need_same_classes, no_voxels, pieces_of
-from segcal.errors import check_integer, one_of
 
 FINE = 1 << 14  # steps of the log-odds in which voxels are counted
 REACH = 20.0  # of the log-odds: beyond it float32 probabilities are 0 or 1
 
 
-class _ByClass(Calibrator):
-    """Counts voxels and true ones in bins of each class."""
-
-    def _count(self, cases: CaseStream, bins: int, index: Any) -> tuple[Tensor, FitReport]:
-        """(class, bin, 3): voxels, true ones and sum of log-odds; `index` gives the bins of (class, voxel) log-odds."""
-        number = check_stream(cases)
-        sums, voxels, loss = None, 0, 0.0
-        for i, case in enumerate(cases):
-            for piece in pieces_of(case, self.activation):
-                odds = log_odds(piece.logits.double(), self.activation).clamp(-REACH, REACH)
-                classes = len(odds)
-                if sums is None:
-                    sums = torch.zeros(3, classes * bins, dtype=torch.float64)
-                need_same_classes(sums.shape[1] // bins, classes, i)
-                truth = truth_of(piece, classes)
-                places = (index(odds) + bins * torch.arange(classes)[:, None]).flatten()
-                for row, weights in zip(sums, (None, truth.flatten(), odds.flatten()), strict=True):
-                    row += torch.bincount(places, weights, minlength=classes * bins)
-                voxels += odds.shape[1]
-                loss += float(-torch.where(truth > 0, odds, -odds).sigmoid().log().sum()) / classes
-        if sums is None or not voxels:
-            raise no_voxels()
-        table = sums.reshape(3, -1, bins).movedim(0, 2)
-        need_all_classes(self.method, table[..., 1].sum(1))
-        return table, FitReport(number, voxels, 1, "binary nll", loss / voxels, math.nan)
-
-    def _finish(self, inputs: Inputs, report: FitReport, table: Tensor, shares: Tensor) -> None:
-        """End the fit, and report the likelihood of these shares of true voxels in the bins of the fit."""
-        count, true = table[..., 0], table[..., 1]
-        after = -(torch.xlogy(true, shares) + torch.xlogy(count - true, 1 - shares)).sum()
-        self._end_fit(len(table), inputs, replace(report, after=float(after) / report.voxels / len(table)))
-
-    def _as_logits(self, shares: Tensor) -> Tensor:
-        return shares.log() if self.activation == "softmax" else torch.logit(shares)
-
-
-class Isotonic(_ByClass):
+class Isotonic(Calibrator):
     """The rising curve nearest to the labels, of each class (Zadrozny and Elkan, 2002), straight between its knots.
 
     Voxels are counted in 16,384 steps of the log-odds from -20 to 20, so that one pass and little memory do; the
@@ -85,11 +48,7 @@ class Isotonic(_ByClass):
         from scipy.optimize import isotonic_regression
 
         check_inputs(inputs)
-
-        def index(odds: Tensor) -> Tensor:
-            return ((odds + REACH) * (FINE / (2 * REACH))).long().clamp_(max=FINE - 1)
-
-        table, report = self._count(cases, FINE, index)
+        table, report = self._count(cases)
         shares = torch.full(table.shape[:2], 0.5, dtype=torch.float64)
         knots = []
         for k, rows in enumerate(table):
@@ -105,8 +64,34 @@ class Isotonic(_ByClass):
             ends[1:-1] = (block[1:-1] != block[:-2]) | (block[1:-1] != block[2:])
             knots.append(((odds / count)[ends], curve[ends]))
         self.knots = knots
-        self._finish(inputs, report, table, shares)
+        count, true = table[..., 0], table[..., 1]
+        after = -(torch.xlogy(true, shares) + torch.xlogy(count - true, 1 - shares)).sum()
+        self._end_fit(len(table), inputs, replace(report, after=float(after) / report.voxels / len(table)))
         return self
+
+    def _count(self, cases: CaseStream) -> tuple[Tensor, FitReport]:
+        """Return (class, step, 3): voxels, true ones and sum of log-odds; and the report without its result."""
+        number = check_stream(cases)
+        sums, voxels, loss = None, 0, 0.0
+        for i, case in enumerate(cases):
+            for piece in pieces_of(case, self.activation):
+                odds = log_odds(piece.logits.double(), self.activation).clamp(-REACH, REACH)
+                classes = len(odds)
+                if sums is None:
+                    sums = torch.zeros(3, classes * FINE, dtype=torch.float64)
+                need_same_classes(sums.shape[1] // FINE, classes, i)
+                truth = truth_of(piece, classes)
+                steps = ((odds + REACH) * (FINE / (2 * REACH))).long().clamp_(max=FINE - 1)
+                places = (steps + FINE * torch.arange(classes)[:, None]).flatten()
+                for row, weights in zip(sums, (None, truth.flatten(), odds.flatten()), strict=True):
+                    row += torch.bincount(places, weights, minlength=classes * FINE)
+                voxels += odds.shape[1]
+                loss += float(-torch.where(truth > 0, odds, -odds).sigmoid().log().sum()) / classes
+        if sums is None or not voxels:
+            raise no_voxels()
+        table = sums.reshape(3, -1, FINE).movedim(0, 2)
+        need_all_classes(self.method, table[..., 1].sum(1))
+        return table, FitReport(number, voxels, 1, "binary nll", loss / voxels, math.nan)
 
     def _apply(self, logits: Tensor) -> Tensor:
         odds = log_odds(logits, self.activation)
@@ -114,7 +99,8 @@ class Isotonic(_ByClass):
             torch.from_numpy(np.interp(row.double().numpy(), x.numpy(), y.numpy()))
             for row, (x, y) in zip(odds.cpu(), self.knots, strict=True)
         ]
-        return self._as_logits(torch.stack(rows)).to(logits)
+        shares = torch.stack(rows)
+        return (shares.log() if self.activation == "softmax" else torch.logit(shares)).to(logits)
 
     def state(self) -> dict[str, Any]:
         return {"knots": [[x.tolist(), y.tolist()] for x, y in self.knots]}
@@ -130,86 +116,6 @@ class Isotonic(_ByClass):
         if len(knots) != self.classes:
             raise ValueError("it must have a curve for each class")
         self.knots = [(x, y) for x, y in knots]
-
-
-class HistogramBinning(_ByClass):
-    """The share of true voxels in each bin of probability, of each class (Zadrozny and Elkan, 2001).
-
-    activation: "softmax" for exclusive classes, "sigmoid" for classes that overlap.
-    bins: how many, of each class.
-    edges: "width" makes the bins equally wide, "mass" gives them as equal numbers of voxels as steps of the log-odds
-        allow. A bin without voxels leaves probabilities as they are; one without a true voxel (or with nothing else)
-        has the share (true + 1/2) / (voxels + 1).
-    """
-
-    method = "histogram"
-    summary = "The share of true voxels in each bin of probability, of each class (Zadrozny and Elkan, 2001)."
-
-    def __init__(
-        self, *, activation: Activation = "softmax", bins: int = 20, edges: Literal["width", "mass"] = "width"
-    ) -> None:
-        super().__init__(activation=activation)
-        one_of("edges", edges, ("width", "mass"))
-        self.bins, self.edges = check_integer("bins", bins, most=FINE), edges
-        self.limits: Tensor | None = None
-        """(class, bin - 1): log-odds between the bins."""
-        self.shares: Tensor | None = None
-        """(class, bin); NaN: no voxel."""
-
-    @property
-    def fitted(self) -> bool:
-        return self.shares is not None
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"bins": self.bins, "edges": self.edges}
-
-    def fit(self, cases: CaseStream, *, inputs: Inputs = "logits") -> Self:
-        check_inputs(inputs)
-        passes = 1
-        inner = torch.arange(1, self.bins, dtype=torch.float64) / self.bins
-        if self.edges == "mass":
-            passes = 2
-            steps = torch.linspace(-REACH, REACH, FINE + 1, dtype=torch.float64)[1:-1]
-            fine, _ = self._count(cases, FINE, lambda odds: torch.bucketize(odds, steps, right=True))
-            shares = fine[..., 0].cumsum(1) / fine[..., 0].sum(1, keepdim=True)
-            limits = steps[torch.searchsorted(shares, inner.expand(len(shares), -1).contiguous()).clamp(max=FINE - 2)]
-        else:
-            limits = torch.logit(inner)
-
-        def index(odds: Tensor) -> Tensor:
-            rows = limits.expand(len(odds), -1).contiguous()
-            return torch.searchsorted(rows, odds.contiguous(), right=True)
-
-        table, report = self._count(cases, self.bins, index)
-        self.limits = limits.expand(len(table), -1).clone()
-        self.shares = _inside(table[..., 1] / table[..., 0], table[..., 0])
-        self._finish(inputs, replace(report, passes=passes), table, self.shares.nan_to_num(0.5))
-        return self
-
-    def _apply(self, logits: Tensor) -> Tensor:
-        assert self.limits is not None  # `check` has looked
-        assert self.shares is not None
-        odds = log_odds(logits, self.activation).double()
-        shares = self.shares.gather(1, torch.searchsorted(self.limits, odds.contiguous(), right=True))
-        tiny = math.exp(-REACH)
-        shares = torch.where(shares.isnan(), odds.sigmoid().clamp(tiny, 1 - tiny), shares)
-        return self._as_logits(shares).to(logits)
-
-    def state(self) -> dict[str, Any]:
-        assert self.limits is not None  # `save` has looked
-        assert self.shares is not None
-        return {"limits": self.limits.tolist(), "shares": self.shares.tolist()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        limits = torch.tensor(state["limits"], dtype=torch.float64)
-        numbers = [[math.nan if share is None else share for share in row] for row in state["shares"]]
-        shares = torch.tensor(numbers, dtype=torch.float64)
-        if shares.shape != (self.classes, self.bins) or limits.shape != (self.classes, self.bins - 1):
-            raise ValueError(f"it must have {self.bins} shares for each class, and the limits between them")
-        rising = bool(limits.isfinite().all() and (limits.diff(dim=1) >= 0).all())
-        if not rising or not bool((shares.isnan() | ((shares > 0) & (shares < 1))).all()):
-            raise ValueError("its shares must lie within 0 and 1, its limits must rise")
-        self.limits, self.shares = limits, shares
 
 
 def _rising(shares: Tensor, before: Tensor) -> Tensor:

@@ -153,26 +153,8 @@ class VectorScaling(LinearCalibrator):
         return torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(classes, 1)
 
 
-class MatrixScaling(LinearCalibrator):
-    """A linear map of all logits to all logits, and a bias for each class.
-
-    Its settings are those of all linear calibrators (`LinearCalibrator`).
-    """
-
-    method = "matrix"
-    summary = "A linear map of all logits to all logits, and a bias for each class."
-    any_shift = False
-
-    def features(self, logits: Tensor) -> Tensor:
-        together = torch.cat([logits, torch.ones_like(logits[:1])])
-        return together[None].expand(len(logits), *together.shape)
-
-    def start(self, classes: int) -> Tensor:
-        return torch.eye(classes, classes + 1, dtype=torch.float64)
-
-
-class Dirichlet(MatrixScaling):
-    """The same of log-probabilities (Kull and others, 2019), for exclusive classes.
+class Dirichlet(LinearCalibrator):
+    """A linear map of all log-probabilities, and a bias for each class (Kull and others, 2019).
 
     off_diagonal, intercept: weights of the squared coefficients off the diagonal (their mean) and of the biases (their
         mean), which keep the map near a vector scaling.
@@ -181,7 +163,6 @@ class Dirichlet(MatrixScaling):
 
     method = "dirichlet"
     summary = "A linear map of all log-probabilities, and a bias for each class (Kull and others, 2019)."
-    any_shift = True
 
     def __init__(
         self,
@@ -205,7 +186,11 @@ class Dirichlet(MatrixScaling):
         return super().settings() | {"off_diagonal": self.off_diagonal, "intercept": self.intercept}
 
     def features(self, logits: Tensor) -> Tensor:
-        return super().features(logits.log_softmax(0))
+        rows = torch.cat([logits.log_softmax(0), torch.ones_like(logits[:1])])
+        return rows[None].expand(len(logits), *rows.shape)
+
+    def start(self, classes: int) -> Tensor:
+        return torch.eye(classes, classes + 1, dtype=torch.float64)
 
     def penalty(self, parameters: Tensor) -> Quadratic:
         classes = len(parameters)

@@ -5,7 +5,6 @@ Calibrated logits are o_k = sum over f of theta_kf x_kf for class k and features
     temperature        x = z_k                    one theta for all classes
     class-temperature  x = z_k                    one each
     vector             x = (z_k, 1)
-    matrix             x = (z_1, ..., z_K, 1)
     dirichlet          x = (log p_1, ..., log p_K, 1)
     platt              x = (log-odds of k, 1)           each class against the rest
     beta               x = (log p_k, -log(1 - p_k), 1)  each class against the rest
