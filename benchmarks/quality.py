@@ -272,39 +272,6 @@ def pairwise(work: Path, name: str, seeds: Sequence[int], evaluation: Evaluation
     return np.array(values)
 
 
-def decoding_rows(work: Path, name: str, study: Path, found: Found, method: str) -> Iterable[dict[str, Any]]:
-    """Dice of the most probable class and of the largest expected Dice, as the network is and calibrated."""
-    for seed in sorted({seed for seed, _ in found}):
-        base = work / name / f"seed{seed}"
-        (folder,) = (study / "runs").glob(f"*-seed{seed}-*")
-        scores: dict[str, Array] = {}
-        for kind, calibrator in (("none", None), (method, folder / "calibrated" / method / "calibrator.json")):
-            scores[f"argmax, {kind}"] = segcal.dice(found[seed, kind].overlap).numpy()
-            out = base / f"decided-{kind}"
-            segcal.decide(base / "maps", out, rule="dice", calibrator=calibrator)
-            scores[f"dice, {kind}"] = dice_of_maps(out, work / name / "labels", found[seed, kind])
-        first = np.nanmean(scores["argmax, none"], 1)
-        _, patients = np.unique(patients_of(found[seed, "none"].cases), return_inverse=True)
-        for kind, values in scores.items():
-            gains = np.nanmean(values, 1) - first
-            means = np.array([np.nanmean(gains[patients == patient]) for patient in np.unique(patients)])
-            half = stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
-            yield {
-                "dataset": name, "seed": seed, "decision": kind, "dice": float(np.nanmean(values)),
-                "gain": float(means.mean()), "low": float(means.mean() - half), "high": float(means.mean() + half),
-            }  # fmt: skip
-
-
-def dice_of_maps(decided: Path, labels: Path, evaluation: Evaluation) -> Array:
-    """(case, class) of label maps, NaN where a class is absent."""
-    rows = []
-    for case in evaluation.cases:
-        ours, true = (np.asarray(nibabel.load(folder / f"{case}.nii.gz").dataobj) for folder in (decided, labels))
-        both = [(ours == c, true == c) for c in range(1, len(evaluation.classes) + 1)]
-        rows.append([2 * (a & b).sum() / (a.sum() + b.sum()) if b.any() else np.nan for a, b in both])
-    return np.array(rows)
-
-
 DISTURBED = ("as it is", "noise 0.3", "noise 1", "bias field", "missing slices")
 
 
@@ -376,7 +343,7 @@ def main() -> None:
     parser.add_argument("--data", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--calibrator", default="local-temperature")
     parser.add_argument("--shift", metavar="NAME")
-    parser.add_argument("--only", metavar="TABLE", help="one of the tables, as decoding")
+    parser.add_argument("--only", metavar="TABLE", help="one of the tables, as risk")
     options = parser.parse_args()
     torch.set_num_threads(1)
     roots = dict(text.split("=") for text in options.data)
@@ -392,7 +359,6 @@ def main() -> None:
             ("risk", risk_rows(name, found, method, 0.1)),
             ("cohort", cohort_rows(name, found, method)),
             ("area", area_rows(options.work, name, found, method)),
-            ("decoding", decoding_rows(options.work, name, Path(folder), found, method)),
         ):
             if options.only in (None, kind):
                 tables.setdefault(kind, []).extend(rows)

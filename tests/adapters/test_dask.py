@@ -83,7 +83,7 @@ def test_cases_without_labels_are_decided_and_promised_as_here(cluster, folder, 
     evaluation = Evaluation.load(folder / "local" / "evaluation.npz")
     quality = segcal.fit_quality(evaluation, level=0.5)
     for name, where in (("here", None), ("there", executor)):
-        decided = segcal.decide(folder / "maps", tmp_path / name / "labels", rule="dice", executor=where)
+        decided = segcal.decide(folder / "maps", tmp_path / name / "labels", rule="threshold=0.3", executor=where)
         queue = segcal.apply_quality(quality, folder / "maps", tmp_path / name / "queue", executor=where)
         assert [failure.case for failure in decided.failures] == ["case_5"]
         assert [failure.case for failure in queue.failures] == ["case_5"]

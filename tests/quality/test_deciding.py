@@ -6,7 +6,6 @@ import json
 import nibabel
 import numpy as np
 import pytest
-import torch
 from scipy.special import expit, log_softmax, logit
 from typer.testing import CliRunner
 
@@ -51,28 +50,11 @@ def table(folder):
         return list(csv.DictReader(file))
 
 
-def best_by_hand(p):
-    """Bin, expected Dice, voxels and expected volume of the best threshold of one class, all tried one by one."""
-    wide = p.astype(np.float64).ravel()
-    whole = wide.sum()
-    places = np.floor(wide * BINS).clip(max=BINS - 1)
-    count, sums = np.bincount(places.astype(int), minlength=BINS), np.bincount(places.astype(int), wide, BINS)
-    tried = [2 * sums[k:].sum() / (count[k:].sum() + whole) for k in range(BINS)]
-    best = max(k for k in range(BINS) if tried[k] == max(tried))
-    absent = np.exp(np.log1p(-wide).sum())
-    return (np.inf, absent, 0, whole) if absent >= tried[best] else (best, tried[best], count[best:].sum(), whole)
-
-
-def dice_by_hand(p):
-    """The labels of rule "dice": most gained in the mean of the expected Dice, of the classes that want a voxel."""
-    labels, most = np.zeros(p.shape[:-1], int), np.full(p.shape[:-1], -np.inf)
-    for c in range(1, p.shape[-1]):
-        k, dice, decided, expected = best_by_hand(p[..., c])
-        wide = p[..., c].astype(np.float64)
-        gain = np.where(wide * BINS >= k, 2 * (wide - dice / 2) / (decided + expected), -np.inf)
-        labels[gain > most] = c
-        most = np.maximum(most, gain)
-    return labels
+def decide_at(threshold, p):
+    """The labels of a threshold: the most probable class of those that reach it, or background."""
+    wide = p.astype(np.float64)
+    reached = np.where(wide[..., 1:] >= threshold, wide[..., 1:], -1)
+    return np.where(reached.max(-1) >= 0, 1 + reached.argmax(-1), 0)
 
 
 @pytest.fixture
@@ -112,43 +94,45 @@ def test_the_dice_of_argmax_is_that_of_evaluate(folder):
             assert promised[f"case_{i}", f"class {c}"] == pytest.approx(metrics["expected_dice"][i, c].item())
 
 
+def test_the_default_rule_is_the_most_probable_class_or_a_half_where_classes_overlap(folder):
+    done = CliRunner().invoke(app, ["decide", str(folder / "maps"), "--out", str(folder / "out")])
+    assert done.exit_code == 0, done.output
+    np.testing.assert_array_equal(load(folder / "out" / "case_0.nii.gz"), draw(0)[0].argmax(-1))
+    decide(folder / "maps", folder / "overlapping", options=ReadOptions(sigmoid=True))
+    np.testing.assert_array_equal(load(folder / "overlapping" / "case_0.nii.gz"), draw(0)[0] >= 0.5)
+    decide(folder / "maps", folder / "regions", options=ReadOptions(regions=Regions({"all": (1, 2), "core": (2,)})))
+    p = draw(0)[0]
+    expected = np.stack([p[..., 1] + p[..., 2] >= 0.5, p[..., 2] >= 0.5], -1)
+    np.testing.assert_array_equal(load(folder / "regions" / "case_0.nii.gz"), expected)
+
+
 def test_a_threshold_gives_a_voxel_to_the_most_probable_class_that_reaches_it(folder):
     decide(folder / "maps", folder / "out", rule="threshold=0.3")
-    for i in range(4):
-        p = draw(i)[0].astype(np.float64)
-        reached = np.where(p[..., 1:] >= 0.3, p[..., 1:], -1)
-        expected = np.where(reached.max(-1) >= 0, 1 + reached.argmax(-1), 0)
-        np.testing.assert_array_equal(load(folder / "out" / f"case_{i}.nii.gz"), expected)
-    assert (expected != p.argmax(-1)).any()
-
-
-def test_the_dice_rule_is_that_of_every_threshold_tried(folder):
-    decide(folder / "maps", folder / "out", rule="dice")
     rows = {(row["case"], row["class"]): row for row in table(folder / "out")}
     for i in range(4):
         p = draw(i)[0]
         found = load(folder / "out" / f"case_{i}.nii.gz")
-        np.testing.assert_array_equal(found, dice_by_hand(p))
+        np.testing.assert_array_equal(found, decide_at(0.3, p))
+        assert (found != p.argmax(-1)).any()
         for c in (1, 2):
-            row, mine = rows[f"case_{i}", f"class {c}"], found == c
-            assert float(row["threshold"]) == pytest.approx(best_by_hand(p[..., c])[0] / BINS)
-            assert int(row["voxels"]) == mine.sum()
-            assert float(row["volume_ml"]) == pytest.approx(mine.sum() * 0.003)  # 1 x 2 x 1.5 mm
+            row, mask = rows[f"case_{i}", f"class {c}"], found == c
+            assert float(row["threshold"]) == 0.3
+            assert int(row["voxels"]) == mask.sum()
+            assert float(row["volume_ml"]) == pytest.approx(mask.sum() * 0.003)  # 1 x 2 x 1.5 mm
             wide = p[..., c].astype(np.float64)
-            promised = 2 * wide[mine].sum() / (mine.sum() + wide.sum())
-            assert float(row["expected_dice"]) == pytest.approx(promised, rel=1e-6)
+            expected_dice = 2 * wide[mask].sum() / (mask.sum() + wide.sum())
+            assert float(row["expected_dice"]) == pytest.approx(expected_dice, rel=1e-6)
 
 
-def test_a_class_that_is_likely_absent_stays_empty(tmp_path):
+def test_a_class_that_reaches_no_threshold_is_empty(tmp_path):
     p = np.full((2, 4, 4, 4), 0.0005, np.float32)
     p[0] = 1 - p[1]
     (tmp_path / "maps").mkdir()
     np.save(tmp_path / "maps" / "a.npy", p)
-    decided = decide(tmp_path / "maps", tmp_path / "out", rule="dice")
+    decided = decide(tmp_path / "maps", tmp_path / "out", rule="threshold=0.3")
     assert not np.load(tmp_path / "out" / "a.npy").any()
     (row,) = decided.decisions
     assert (row.voxels, row.volume_ml, row.expected_dice) == (0, None, 0.0)
-    assert row.threshold > 1
     assert table(tmp_path / "out")[0]["volume_ml"] == ""
 
 
@@ -157,7 +141,7 @@ def test_the_fast_decision_is_the_slow_one(dtype):
     generator = np.random.default_rng(0)
     p = generator.dirichlet(np.ones(5), size=70_001).T.astype(dtype)
     p[:, ::7] = np.rint(p[:, ::7] * 20) / 20  # many on edges and many ties
-    cuts = Cuts(np.array([120.0, 240, np.inf, 0]), np.array([1.0, 2, 1, 0.5]), np.array([0, -0.1, 0, 0.2]))
+    cuts = Cuts(np.array([120.0, 240, np.inf, 0]), np.array([1.0, 2, 1, 0.5]))
     fast = choose_classes(np.ascontiguousarray(p), cuts, BINS, threads=2)
     slow = choose_slowly(p, cuts, BINS)
     np.testing.assert_array_equal(fast.decided, slow.decided)
@@ -185,7 +169,7 @@ def test_the_header_of_the_map_is_kept(tmp_path):
     (tmp_path / "maps").mkdir()
     for ending in (".nii", ".nii.gz"):
         nibabel.save(image, tmp_path / "maps" / f"case{ending}")
-        decide(tmp_path / "maps" / f"case{ending}", tmp_path / ending, rule="dice")
+        decide(tmp_path / "maps" / f"case{ending}", tmp_path / ending, rule="threshold=0.3")
         found = nibabel.load(tmp_path / ending / f"case{ending}")
         assert found.shape == SHAPE
         assert found.get_data_dtype() == np.uint8
@@ -193,11 +177,11 @@ def test_the_header_of_the_map_is_kept(tmp_path):
         assert (int(found.header["qform_code"]), int(found.header["sform_code"])) == (1, 2)
         assert found.header["descrip"].item() == b"of a scanner"
         assert found.header.get_xyzt_units() == ("mm", "unknown")
-        np.testing.assert_array_equal(load(tmp_path / ending / f"case{ending}"), dice_by_hand(p))
+        np.testing.assert_array_equal(load(tmp_path / ending / f"case{ending}"), decide_at(0.3, p))
     assert (tmp_path / ".nii" / "case.nii").read_bytes()[:2] != b"\x1f\x8b"
 
 
-@pytest.mark.parametrize("rule", ["argmax", "dice", "threshold=0.3"])
+@pytest.mark.parametrize("rule", ["argmax", "threshold=0.3"])
 def test_logits_are_decided_as_their_probabilities(folder, rule):
     for i in range(4):
         save(folder / "logits" / f"case_{i}.nii.gz", log_softmax(draw(i)[0].astype(np.float64), -1))
@@ -213,9 +197,9 @@ def test_one_file_for_each_class_makes_one_label_map(folder):
     for i in range(2):
         for c in range(3):
             save(folder / "split" / f"case_{i}_{c}.nii.gz", draw(i)[0][..., c])
-    decided = decide(folder / "split", folder / "out", rule="dice")
+    decided = decide(folder / "split", folder / "out", rule="threshold=0.3")
     assert [path.name for path in decided.paths] == ["case_0.nii.gz", "case_1.nii.gz"]
-    np.testing.assert_array_equal(load(folder / "out" / "case_1.nii.gz"), dice_by_hand(draw(1)[0]))
+    np.testing.assert_array_equal(load(folder / "out" / "case_1.nii.gz"), decide_at(0.3, draw(1)[0]))
 
 
 def test_the_arrays_of_nnunet_become_images_in_the_place_of_their_label_maps(tmp_path):
@@ -223,11 +207,11 @@ def test_the_arrays_of_nnunet_become_images_in_the_place_of_their_label_maps(tmp
     save(tmp_path / "maps" / "case_0.nii.gz", p.argmax(-1).astype(np.uint8))
     np.savez_compressed(tmp_path / "maps" / "case_0.npz", probabilities=p.transpose(3, 2, 1, 0))
     np.savez_compressed(tmp_path / "maps" / "alone.npz", probabilities=p.transpose(3, 2, 1, 0))
-    decided = decide(tmp_path / "maps", tmp_path / "out", rule="dice")
+    decided = decide(tmp_path / "maps", tmp_path / "out", rule="threshold=0.3")
     assert sorted(path.name for path in decided.paths) == ["alone.npy", "case_0.nii.gz"]
-    np.testing.assert_array_equal(load(tmp_path / "out" / "case_0.nii.gz"), dice_by_hand(p))
+    np.testing.assert_array_equal(load(tmp_path / "out" / "case_0.nii.gz"), decide_at(0.3, p))
     np.testing.assert_allclose(nibabel.load(tmp_path / "out" / "case_0.nii.gz").affine, AFFINE)
-    np.testing.assert_array_equal(np.load(tmp_path / "out" / "alone.npy"), dice_by_hand(p).transpose(2, 1, 0))
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "alone.npy"), decide_at(0.3, p).transpose(2, 1, 0))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -237,8 +221,8 @@ def test_arrays_become_arrays_of_labels(tmp_path, order):
     np.save(tmp_path / "maps" / "deep.npy", np.asarray(np.moveaxis(p, -1, 0), order=order))
     np.save(tmp_path / "maps" / "flat.npy", np.asarray(np.moveaxis(p[:, :, 0], -1, 0), order=order))
     np.savez(tmp_path / "maps" / "last.npz", logits=np.log(p))
-    decide(tmp_path / "maps" / "deep.npy", tmp_path / "out", rule="dice")
-    np.testing.assert_array_equal(np.load(tmp_path / "out" / "deep.npy"), dice_by_hand(p))
+    decide(tmp_path / "maps" / "deep.npy", tmp_path / "out", rule="threshold=0.3")
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "deep.npy"), decide_at(0.3, p))
     decide(tmp_path / "maps" / "flat.npy", tmp_path / "flat", rule="argmax")
     np.testing.assert_array_equal(np.load(tmp_path / "flat" / "flat.npy"), p[:, :, 0].argmax(-1))
     named = ReadOptions(logits=True, class_names="background,b,c")  # tells which axis is that of classes
@@ -272,17 +256,15 @@ def test_classes_that_overlap_have_a_channel_each(tmp_path):
     for rule, reached in (
         ("argmax", p >= 0.5),
         ("threshold=0.3", p.astype(np.float64) >= 0.3),
-        ("dice", np.stack([p[..., c].astype(np.float64) * BINS >= best_by_hand(p[..., c])[0] for c in (0, 1)], -1)),
     ):
         decide(tmp_path / "maps", tmp_path / rule, rule=rule, options=ReadOptions(sigmoid=True))
         found = load(tmp_path / rule / "case.nii.gz")
         assert found.dtype == np.uint8
         np.testing.assert_array_equal(found, reached)
     options = ReadOptions(sigmoid=True, logits=True)
-    decide(tmp_path / "logits", tmp_path / "of logits", rule="dice", options=options)
-    again = expit(load(tmp_path / "logits" / "case.nii.gz"))
-    expected = [again[..., c] * BINS >= best_by_hand(again[..., c])[0] for c in (0, 1)]
-    np.testing.assert_array_equal(load(tmp_path / "of logits" / "case.nii.gz"), np.stack(expected, -1))
+    decide(tmp_path / "logits", tmp_path / "of logits", rule="threshold=0.3", options=options)
+    expected = expit(load(tmp_path / "logits" / "case.nii.gz")) >= 0.3
+    np.testing.assert_array_equal(load(tmp_path / "of logits" / "case.nii.gz"), expected)
 
 
 def test_regions_have_a_channel_each_which_evaluate_takes_as_labels(folder):
@@ -329,8 +311,8 @@ def test_a_calibrator_that_looks_at_neighbors_sees_them(folder):
         folder / "maps", folder / "truth", folder / "c.json", method="local-temperature", settings=settings, folds=0
     )
     apply_calibrator(folder / "c.json", folder / "maps", folder / "calibrated")
-    decide(folder / "maps", folder / "a", rule="dice", calibrator=folder / "c.json")
-    decide(folder / "calibrated", folder / "b", rule="dice")
+    decide(folder / "maps", folder / "a", rule="threshold=0.3", calibrator=folder / "c.json")
+    decide(folder / "calibrated", folder / "b", rule="threshold=0.3")
     for i in range(4):
         np.testing.assert_array_equal(load(folder / "a" / f"case_{i}.nii.gz"), load(folder / "b" / f"case_{i}.nii.gz"))
 
@@ -338,9 +320,9 @@ def test_a_calibrator_that_looks_at_neighbors_sees_them(folder):
 def test_slabs_do_not_matter(folder, monkeypatch):
     image = nibabel.load(folder / "maps" / "case_0.nii.gz")
     nibabel.save(image, folder / "maps" / "plain.nii")
-    decide(folder / "maps", folder / "a", rule="dice")
+    decide(folder / "maps", folder / "a", rule="threshold=0.3")
     monkeypatch.setattr(unlabelled, "slab_voxels", lambda classes: 17)
-    decide(folder / "maps", folder / "b", rule="dice")
+    decide(folder / "maps", folder / "b", rule="threshold=0.3")
     for name in ("case_0.nii.gz", "case_3.nii.gz", "plain.nii"):
         assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes()
     one, other = table(folder / "a"), table(folder / "b")
@@ -348,8 +330,8 @@ def test_slabs_do_not_matter(folder, monkeypatch):
 
 
 def test_two_workers_write_the_same_bytes(folder):
-    decide(folder / "maps", folder / "one", rule="dice")
-    decide(folder / "maps", folder / "two", rule="dice", workers=2)
+    decide(folder / "maps", folder / "one", rule="threshold=0.3")
+    decide(folder / "maps", folder / "two", rule="threshold=0.3", workers=2)
     for path in sorted((folder / "one").glob("*.*")):
         if path.is_file():
             assert path.read_bytes() == (folder / "two" / path.name).read_bytes()
@@ -366,18 +348,18 @@ def test_what_was_done_before_an_interruption_is_not_done_again(folder, monkeypa
 
     monkeypatch.setattr(deciding, "decide_case", counting)
     with pytest.raises(KeyboardInterrupt):
-        decide(folder / "maps", folder / "out", rule="dice")
+        decide(folder / "maps", folder / "out", rule="threshold=0.3")
     done.clear()
     monkeypatch.setattr(deciding, "decide_case", lambda p, *a, **n: done.append(p.name) or original(p, *a, **n))
-    again = decide(folder / "maps", folder / "out", rule="dice")
+    again = decide(folder / "maps", folder / "out", rule="threshold=0.3")
     assert done == ["case_2", "case_3"]
     assert len(again.paths) == 4
     assert len(table(folder / "out")) == 8
-    decide(folder / "maps", folder / "out", rule="dice")
+    decide(folder / "maps", folder / "out", rule="threshold=0.3")
     assert done == ["case_2", "case_3"]
     (folder / "out" / "case_1.nii.gz").unlink()
     save(folder / "maps" / "case_2.nii.gz", draw(9)[0])
-    decide(folder / "maps", folder / "out", rule="dice")
+    decide(folder / "maps", folder / "out", rule="threshold=0.3")
     assert done[2:] == ["case_1", "case_2"]
     decide(folder / "maps", folder / "out", rule="argmax")
     assert len(done) == 8
@@ -399,17 +381,17 @@ def test_a_case_that_cannot_be_read_does_not_stop_the_others(folder):
 def test_label_maps_of_another_rule_go_where_a_case_fails_now(folder):
     run(folder)
     (folder / "maps" / "case_1.nii.gz").write_bytes(b"")
-    assert run(folder, rule="dice").exit_code == 1
+    assert run(folder, rule="threshold=0.3").exit_code == 1
     assert not (folder / "out" / "case_1.nii.gz").exists()
 
 
 def test_the_command_shows_a_table_or_json(folder):
-    done = run(folder, rule="dice")
+    done = run(folder, rule="threshold=0.3")
     assert done.exit_code == 0
     assert "expected Dice" in done.output
     assert "4 label maps and decisions.csv" in done.output
     shown = CliRunner().invoke(
-        app, ["decide", str(folder / "maps"), "--out", str(folder / "out"), "--rule", "dice", "--json"]
+        app, ["decide", str(folder / "maps"), "--out", str(folder / "out"), "--rule", "threshold=0.3", "--json"]
     )
     rows = json.loads(shown.stdout)
     assert len(rows) == 8
@@ -419,7 +401,8 @@ def test_the_command_shows_a_table_or_json(folder):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("otsu", r"the rule must be argmax, dice, threshold=T, or a file.*'otsu' is none"),
+        ("otsu", r"the rule must be argmax, threshold=T, or a file.*'otsu' is none"),
+        ("dice", r"'dice' is none"),
         ("threshold=0", r"the threshold must be a number above 0 and at most 1.*got '0'"),
         ("threshold=1.5", r"got '1.5'"),
         ("threshold=half", r"got 'half'"),
@@ -448,13 +431,13 @@ def test_label_maps_of_others_are_not_overwritten(folder):
 def test_a_calibrator_that_does_not_fit_is_refused(folder):
     Temperature(2.0, activation="sigmoid").save(folder / "c.json")
     with pytest.raises(ConfigError, match="the calibrator is for classes that overlap; add --sigmoid"):
-        decide(folder / "maps", folder / "out", rule="dice", calibrator=folder / "c.json")
+        decide(folder / "maps", folder / "out", rule="threshold=0.3", calibrator=folder / "c.json")
 
 
 def test_names_that_are_not_those_of_the_channels_are_refused(folder):
     with pytest.raises(ConfigError, match="--class-names must name every label from 0 on"):
-        decide(folder / "maps", folder / "out", rule="dice", options=ReadOptions(class_names="a,b"))
-    decide(folder / "maps", folder / "out", rule="dice", options=ReadOptions(class_names="background,a,b"))
+        decide(folder / "maps", folder / "out", rule="threshold=0.3", options=ReadOptions(class_names="a,b"))
+    decide(folder / "maps", folder / "out", rule="threshold=0.3", options=ReadOptions(class_names="background,a,b"))
     assert {row["class"] for row in table(folder / "out")} == {"a", "b"}
 
 
@@ -468,13 +451,13 @@ def test_probabilities_given_as_logits_and_label_maps_are_refused(folder):
 
 @pytest.fixture
 def quality(tmp_path):
-    """A quality file of two classes with thresholds of 300 and 240 bins."""
+    """A quality file of two classes, with thresholds of 300 and 240 bins if not given."""
 
-    def write(*names: str) -> None:
+    def write(*names: str, thresholds=(300.0, 240.0)) -> None:
         cases, classes = 9, len(names)
         plain = {name: np.zeros((cases, classes)) for name in ARRAYS}
         plain |= {"features": np.zeros((cases, classes, len(NAMES))), "patients": np.arange(cases)}
-        learned = tuple(Learned(place, cases, 0.05) for place in (300.0, 240.0))
+        learned = tuple(Learned(place, cases, 0.05) for place in thresholds)
         guarantee = Guarantee("fnr", 0.1, False, learned)
         Quality(names, 0.9, Options(), Reference(**plain), (), guarantee).save(tmp_path / "quality.json")
 
@@ -499,6 +482,15 @@ def test_thresholds_of_a_quality_file_give_contested_voxels_to_the_larger_factor
     assert run(folder, "--masks", rule=str(folder / "quality.json")).exit_code == 0
     masks = load(folder / "out" / "case_0.nii.gz")
     np.testing.assert_array_equal(masks, np.stack([p[..., 1] >= 0.25, p[..., 2] >= 0.2], -1))
+
+
+def test_a_class_whose_threshold_lies_above_1_is_empty(folder, quality):
+    quality("class 1", "class 2", thresholds=(300.0, float(BINS)))
+    decided = decide(folder / "maps", folder / "out", rule=folder / "quality.json")
+    rows = [row for row in decided.decisions if row.class_name == "class 2"]
+    assert len(rows) == 4
+    assert all(row.threshold > 1 and row.voxels == 0 for row in rows)
+    assert not (load(folder / "out" / "case_0.nii.gz") == 2).any()
 
 
 def test_a_quality_file_of_other_classes_or_another_calibrator_is_refused(folder, quality):
@@ -531,56 +523,3 @@ def test_learned_thresholds_are_not_for_a_case_with_more_or_fewer_classes(adapti
     learned = (Learned(0.1, 9, 0.05),) * 2
     with pytest.raises(ShapeError, match=f"must have the 2 classes .*; it has {classes}"):
         Guarantee("fnr", 0.1, adaptive, learned).bins(np.ones((classes, BINS)), np.zeros((classes, BINS)))
-
-
-def test_decoding_for_dice_pays_off_where_labels_are_drawn_from_the_probabilities():
-    """In the mean over many drawn label maps, the decision for Dice has the larger Dice, as it promises."""
-    generator = np.random.default_rng(3)
-    p = generator.dirichlet([6, 0.5, 0.3], size=4000).T.astype(np.float32)
-    places = np.floor(p[1:].astype(np.float64) * BINS).clip(max=BINS - 1).astype(int)
-    count = np.array([np.bincount(row, minlength=BINS) for row in places], float)
-    confidence = np.array([np.bincount(row, q, BINS) for row, q in zip(places, p[1:], strict=True)])
-    cuts = deciding.cutting_of(deciding.read_rule("dice"), BINS)(count, confidence)
-    ours, most = choose_classes(p, cuts, BINS).decided, p.argmax(0)
-    scores = []
-    for _ in range(200):
-        truth = (generator.random(4000) > p.cumsum(0)).sum(0)
-        scores.append(
-            [
-                np.mean([2 * ((d == c) & (truth == c)).sum() / ((d == c).sum() + (truth == c).sum()) for c in (1, 2)])
-                for d in (ours, most)
-            ]
-        )
-    gains = np.subtract(*np.array(scores).T)
-    assert gains.mean() > 4 * gains.std() / np.sqrt(200)
-
-
-def dice_of(p, masks):
-    """Expected Dice by the ratio of expectations, (class,)."""
-    wide = p.astype(np.float64)
-    return 2 * (wide * masks).sum(1) / (masks.sum(1) + wide.sum(1))
-
-
-def rma_of(p, masks):
-    """rankseg's own objective (reciprocal moment approximation): E 1 / (a + X) by the first two moments of X."""
-    wide = p.astype(np.float64)
-    mean, size = wide.sum(1), masks.sum(1)
-    return 2 * (wide * masks).sum(1) / (size + mean + 1 - (wide * masks).sum(1) / np.maximum(size, 1))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_decisions_are_as_good_as_those_of_rankseg(seed):
-    """By the expected Dice, which ours maximizes up to bins of 1/1,200 and theirs up to terms of one voxel."""
-    rankseg = pytest.importorskip("rankseg")
-    generator = np.random.default_rng(seed)
-    p = generator.dirichlet([4, 0.6, 0.4], size=30_000).T.astype(np.float32)
-    places = np.floor(p[1:].astype(np.float64) * BINS).clip(max=BINS - 1).astype(int)
-    count = np.array([np.bincount(row, minlength=BINS) for row in places], float)
-    confidence = np.array([np.bincount(row, q, BINS) for row, q in zip(places, p[1:], strict=True)])
-    cuts = deciding.cutting_of(deciding.read_rule("dice"), BINS)(count, confidence)
-    ours = choose_masks(p[1:], cuts, BINS).decided
-    decoder = rankseg.RankSEG(metric="dice", output_mode="multilabel", solver="RMA")
-    theirs = decoder.predict(torch.from_numpy(p[1:])[None])[0].numpy()
-    assert (ours != theirs).mean() < 1e-3
-    np.testing.assert_allclose(dice_of(p[1:], ours), dice_of(p[1:], theirs), atol=1e-5)
-    np.testing.assert_allclose(rma_of(p[1:], ours), rma_of(p[1:], theirs), atol=1e-5)

@@ -73,8 +73,9 @@ def _sections(audit: Audit) -> Iterator[tuple[str, str, list[str]]]:
     if calibrator is not None:
         command = _command("calibrate", "apply", calibrator, "NEW_MAPS", *logits, "--out", "calibrated-maps")
         yield "Calibrate the maps of new cases", "", [command]
-    decide = _command("decide", "NEW_MAPS", "--rule", "dice", *through, *_reading(options), "--out", "decided")
-    yield "Turn maps into label maps", "Maximizes the expected Dice of each case and class.", [decide]
+    decide = _command("decide", "NEW_MAPS", *through, *_reading(options), "--out", "decided")
+    text = "The most probable class of each voxel; `--rule threshold=0.3` predicts more voxels."
+    yield "Turn maps into label maps", text, [decide]
     if audit.quality is not None:
         promise = _command("quality", "apply", audit.quality, "NEW_MAPS", *through, "--out", "queue")
         text = "Predicted Dice and volumes with intervals, and an order for review; no labels are needed."

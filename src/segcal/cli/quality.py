@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from segcal.quality.queue import Queue
 
 
-@app.command(cls=Verb, epilog="Example: segcal decide maps --out labels --rule dice")
+@app.command(cls=Verb, epilog="Example: segcal decide maps --out labels --rule threshold=0.3")
 def decide(
     predictions: Annotated[Path, typer.Argument(metavar="MAPS", help="Folder of probability maps, or one file.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the label maps; an interrupted run resumes there.")],
     rule: Annotated[
         str,
         typer.Option(
-            metavar="argmax|dice|threshold=T|FILE",
-            help="argmax: most probable class. dice: largest expected Dice of each case and class. threshold=0.3: "
-            "probability of at least 0.3. quality.json: thresholds of `quality fit`.",
+            metavar="argmax|threshold=T|FILE",
+            help="argmax: most probable class; for --sigmoid and --regions, a probability of at least 1/2. "
+            "threshold=0.3: a probability of at least 0.3. quality.json: thresholds of `quality fit`.",
         ),
-    ],
+    ] = "argmax",
     masks: Annotated[
         bool,
         typer.Option("--masks", help="Writes one mask channel per class instead of labels; masks may overlap."),

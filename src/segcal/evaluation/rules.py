@@ -1,7 +1,7 @@
 """From probabilities to decisions, by a threshold for each class. All in numpy, as the sums are.
 
 A voxel is wanted by every class whose probability reaches the class's threshold. Where classes overlap, that is the
-decision. Of exclusive classes one gets it, by the largest score (a line in the probability), and the background what
+decision. Of exclusive classes the one with the largest multiple of its probability gets it, and the background what
 nobody wants.
 """
 
@@ -28,12 +28,11 @@ class Cuts:
 
     lowest: times the number of bins: a class wants a voxel where p * bins >= lowest; infinite: it wants none. The
         product of a float32 and 1,200 is exact in float64, so that decisions agree with bins on every edge.
-    slope, offset: an exclusive voxel goes to the class with the largest slope * p + offset.
+    factor: an exclusive voxel goes to the class with the largest factor * p.
     """
 
     lowest: Array
-    slope: Array
-    offset: Array
+    factor: Array
 
     @staticmethod
     def at(threshold: float, classes: int, bins: int) -> Cuts:
@@ -41,27 +40,13 @@ class Cuts:
         lowest = threshold * bins
         near = round(lowest)
         lowest = near if abs(near - lowest) < 1e-9 * bins else lowest  # 0.7 means an edge, as 840 of 1,200 bins is one
-        return Cuts(np.full(classes, float(lowest)), np.ones(classes), np.zeros(classes))
-
-    @staticmethod
-    def for_dice(places: Array, dice: Array, count: Array, confidence: Array) -> Cuts:
-        """At these bins, with the Dice that they promise, of (class, bin) sums.
-
-        A voxel goes where it adds most to the mean of the expected Dice: 2 (p - dice / 2) / (decided + expected) is
-        the derivative of 2 right / (decided + expected) by a further voxel.
-        """
-        decided = np.array([row[place:].sum() for row, place in zip(count, places, strict=True)])
-        scale = 2 / np.maximum(decided + confidence.sum(1), np.finfo(float).tiny)
-        return Cuts(_lowest(places, count.shape[1]), scale, -scale * dice / 2)
+        return Cuts(np.full(classes, float(lowest)), np.ones(classes))
 
     @staticmethod
     def at_bins(places: Array, bins: int) -> Cuts:
         """At these bins; a voxel goes to the class whose threshold it exceeds by the largest factor."""
-        return Cuts(_lowest(places, bins), bins / np.maximum(places, 0.5), np.zeros(len(places)))
-
-
-def _lowest(places: Array, bins: int) -> Array:
-    return np.where(places >= bins, np.inf, places).astype(np.float64)
+        lowest = np.where(places >= bins, np.inf, places).astype(np.float64)
+        return Cuts(lowest, bins / np.maximum(places, 0.5))
 
 
 class Chosen(NamedTuple):
@@ -90,7 +75,7 @@ def choose_classes(probabilities: Array, cuts: Cuts, bins: int, *, threads: int 
     if HAS_NUMBA:
         from segcal.kernels.numba_decide import choose
 
-        places, sums = choose(probabilities, (cuts.lowest, cuts.slope, cuts.offset), bins, threads=threads)
+        places, sums = choose(probabilities, cuts.lowest, cuts.factor, bins, threads=threads)
         return Chosen(places, sums[:2, 1:], int(sums[2, 0]))
     return choose_slowly(probabilities, cuts, bins)
 
@@ -104,7 +89,7 @@ def choose_slowly(probabilities: Array, cuts: Cuts, bins: int) -> Chosen:
         block = slice(start, start + BLOCK)
         p = probabilities[1:, block].astype(np.float64)
         wanted = p * bins >= cuts.lowest[:, None]
-        scores = np.where(wanted, cuts.slope[:, None] * p + cuts.offset[:, None], -np.inf)
+        scores = np.where(wanted, cuts.factor[:, None] * p, -np.inf)
         chosen = np.where(wanted.any(0), 1 + scores.argmax(0), 0)
         own = np.take_along_axis(p, np.maximum(chosen - 1, 0)[None], 0)[0]
         places[block] = chosen

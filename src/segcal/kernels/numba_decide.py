@@ -14,10 +14,10 @@ from segcal.kernels.numba_math import OPTIONS
 Array = NDArray[Any]
 
 
-def choose(probabilities: Array, cuts: tuple[Array, Array, Array], bins: int, *, threads: int) -> tuple[Array, Array]:
+def choose(probabilities: Array, lowest: Array, factor: Array, bins: int, *, threads: int) -> tuple[Array, Array]:
     """The class of each voxel, and of each class (3, class) the voxels, their confidence, and (first) the contested.
 
-    Cuts are those of all classes but the first, which is the background.
+    lowest, factor: of all classes but the first, which is the background.
     """
     classes, voxels = probabilities.shape
     segments = segments_of(voxels)
@@ -25,21 +25,21 @@ def choose(probabilities: Array, cuts: tuple[Array, Array, Array], bins: int, *,
     places = np.empty(voxels, np.uint8 if classes <= 256 else np.int32)
 
     def segment(_: int, s: int) -> None:
-        _choose(probabilities, *cuts, bins, *segments[s], places, sums[s])
+        _choose(probabilities, lowest, factor, bins, *segments[s], places, sums[s])
 
     run_segments(segment, 1, len(segments), threads)
     return places, sums.sum(0)
 
 
 @cached_njit(**OPTIONS)
-def _choose(probabilities, lowest, slope, offset, bins, start, stop, places, sums):
+def _choose(probabilities, lowest, factor, bins, start, stop, places, sums):
     for v in range(start, stop):
         chosen = wanted = 0
         best = own = 0.0
         for c in range(1, probabilities.shape[0]):
             p = np.float64(probabilities[c, v])
             if p * bins >= lowest[c - 1]:
-                score = slope[c - 1] * p + offset[c - 1]
+                score = factor[c - 1] * p
                 wanted += 1
                 if wanted == 1 or score > best:
                     chosen, best, own = c, score, p

@@ -58,7 +58,7 @@ _OURS = "targets.json"
 class Rule(NamedTuple):
     """How to decide: by which kind of rule, and at which threshold or by the file of which content."""
 
-    kind: Literal["argmax", "dice", "threshold", "quality"]
+    kind: Literal["argmax", "threshold", "quality"]
     threshold: float = math.nan
     path: str | None = None
     fingerprint: str | None = None
@@ -92,7 +92,7 @@ def decide(
     predictions: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    rule: str | os.PathLike[str],
+    rule: str | os.PathLike[str] = "argmax",
     options: ReadOptions | None = None,
     calibrator: str | os.PathLike[str] | None = None,
     masks: bool = False,
@@ -110,10 +110,9 @@ def decide(
     predictions: folder of probability maps or logits, or one file; whatever `evaluate` reads.
     out: folder for the labels, outside of the predictions. A file there that `decide` has not written stays: it is
         refused.
-    rule: "argmax": the most probable class, or a probability of at least 1/2 where classes overlap. "threshold=0.4":
-        every class where it has this probability, of exclusive classes the most probable one, and background elsewhere.
-        "dice": for each case and class the threshold with the largest expected Dice, which may be none; an exclusive
-        voxel goes where it adds most to the mean. Or a file of `segcal quality fit` with thresholds.
+    rule: "argmax": the most probable class, or a probability of at least 1/2 for classes that overlap and for regions.
+        "threshold=0.4": every class where it has this probability, of exclusive classes the most probable one, and
+        background elsewhere. Or a file of `segcal quality fit` with thresholds.
     options: how to read the predictions. Without labels, neither the ignored one nor strict grids matter.
     calibrator: file of a calibrator that predictions go through first.
     masks: write the whole set of every class but the background as a channel, whether they overlap or not.
@@ -126,8 +125,8 @@ def decide(
     >>> (folder / "maps").mkdir()
     >>> foreground = np.array([[[0.9, 0.4, 0.1]]], np.float32)
     >>> np.save(folder / "maps" / "case_1.npy", np.stack([1 - foreground, foreground]))  # class, x, y, z
-    >>> decided = decide(folder / "maps", folder / "labels", rule="dice")
-    >>> np.load(folder / "labels" / "case_1.npy").tolist()  # that of 0.9 alone promises 0.75, with that of 0.4 0.76
+    >>> decided = decide(folder / "maps", folder / "labels", rule="threshold=0.4")
+    >>> np.load(folder / "labels" / "case_1.npy").tolist()
     [[[1, 1, 0]]]
     """
     pool = Pool(workers)
@@ -166,8 +165,8 @@ def read_rule(rule: str | os.PathLike[str]) -> Rule:
     0.4
     """
     text = os.fspath(rule)
-    if text in ("argmax", "dice"):
-        return Rule("argmax" if text == "argmax" else "dice")
+    if text == "argmax":
+        return Rule("argmax")
     if text.startswith("threshold="):
         number = text.removeprefix("threshold=")
         try:
@@ -183,7 +182,7 @@ def read_rule(rule: str | os.PathLike[str]) -> Rule:
     reject_pipe(path)
     if not path.is_file():
         raise ConfigError(
-            f"the rule must be argmax, dice, threshold=T, or a file that `segcal quality fit` wrote; {text!r} is none."
+            f"the rule must be argmax, threshold=T, or a file that `segcal quality fit` wrote; {text!r} is none."
         )
     return Rule("quality", path=os.path.abspath(path), fingerprint=hashlib.sha256(path.read_bytes()).hexdigest())
 
@@ -204,23 +203,9 @@ def cutting_of(rule: Rule, bins: int) -> Cutting | None:
         return None
     if rule.kind == "threshold":
         return lambda count, confidence: Cuts.at(rule.threshold, len(count), bins)
-    if rule.kind == "dice":
-        return _for_dice
     assert rule.path is not None
     quality = _quality(rule.path, rule.fingerprint)
     return lambda count, confidence: Cuts.at_bins(np.asarray(quality.thresholds(count, confidence)), bins)
-
-
-def _for_dice(count: Array, confidence: Array) -> Cuts:
-    import torch  # by those alone who need it: it takes seconds
-
-    from segcal.binning import Binning
-    from segcal.decisions import best_threshold
-    from segcal.statistics import BinStatistics
-
-    sums = [torch.from_numpy(np.ascontiguousarray(each))[None] for each in (count, confidence, np.zeros_like(count))]
-    best = best_threshold(BinStatistics(sums[0], sums[1], sums[2], Binning(count.shape[1])))
-    return Cuts.for_dice(best.bin[0].numpy(), best.expected_dice[0].numpy(), count, confidence)
 
 
 def _reading(
