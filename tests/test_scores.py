@@ -95,7 +95,7 @@ def test_brier_and_nll_by_hand():
 
 def test_two_channels_score_as_one():
     foreground, labels = torch.rand(3, 1, 50), torch.randint(0, 2, (3, 50))
-    one = ScoreSums.of_regions(foreground, labels[:, None]).mean_of_classes()
+    one = ScoreSums.of_regions(foreground, labels[:, None])
     two = ScoreSums.joint_of_classes(torch.cat([1 - foreground, foreground], 1), labels)
     torch.testing.assert_close(nll(one), nll(two))
     torch.testing.assert_close(brier(one), brier(two))

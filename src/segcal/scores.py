@@ -216,10 +216,6 @@ class ScoreSums(ClassSums):
         squared = squared_error(sums).sum(1, keepdim=True) / (2 if sums.shape[1] == 2 else 1)
         return ScoreSums(squared, sums[..., CROSS_ENTROPY].sum(1, keepdim=True), sums[:, :1, VOXELS])
 
-    def mean_of_classes(self) -> ScoreSums:
-        """What stands for the joint scores where classes overlap and have no joint distribution, (case, 1)."""
-        return map_sums(lambda sums: sums.mean(1, keepdim=True), self)
-
 
 def brier(scores: ScoreSums) -> Tensor:
     """Mean over voxels of the squared distance between probability and label, float64; NaN without voxels.

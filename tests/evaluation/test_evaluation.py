@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from formats import rewrite_as_second
 from sklearn.metrics import brier_score_loss, log_loss
 
 from segcal import (
@@ -22,7 +21,6 @@ from segcal import (
     dice,
     nll,
 )
-from segcal.statistics import SUMS
 
 
 def make(cases=3, classes=3, voxels=400, seed=0, absent=()):
@@ -199,8 +197,8 @@ def test_a_file_that_is_no_evaluation_is_refused_in_a_sentence(tmp_path, damage)
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("statistics_count", lambda array: array * np.nan, "statistics_count must be finite numbers of at least 0"),
-        ("statistics_count", lambda array: array - 1e9, "statistics_count must be finite numbers of at least 0"),
+        ("overlap_true", lambda array: array * np.nan, "overlap_true must be finite numbers of at least 0"),
+        ("overlap_true", lambda array: array - 1e9, "overlap_true must be finite numbers of at least 0"),
         ("overlap_true", lambda array: array.astype(complex), "overlap_true must be real numbers"),
         ("statistics", lambda array: array[::-1].copy(), "sums"),
         ("header", lambda text: np.array(re.sub(r'"fine_bins": \d+', '"fine_bins": 1e999', str(text))), "infinity"),
@@ -210,8 +208,6 @@ def test_a_file_that_is_no_evaluation_is_refused_in_a_sentence(tmp_path, damage)
 def test_a_file_with_senseless_content_is_refused_in_a_sentence(tmp_path, name, change, message):
     path = tmp_path / "evaluation.npz"
     make()[0].save(path)
-    if name == "statistics_count":
-        rewrite_as_second(path)
     with np.load(path) as archive:
         arrays = {key: archive[key] for key in archive.files}
     arrays[name] = change(arrays[name])
@@ -231,17 +227,27 @@ def test_packed_sums_of_other_sizes_than_told_are_refused(tmp_path):
             Evaluation.load(path)
 
 
-def test_files_of_the_second_format_are_read(tmp_path):
-    evaluation, _, _ = make(absent=[(0, 1)])
-    evaluation.save(tmp_path / "old.npz")
-    rewrite_as_second(tmp_path / "old.npz")
-    loaded = Evaluation.load(tmp_path / "old.npz")
-    for kind in ("statistics", "top_label"):
-        for name in SUMS:
-            assert torch.equal(getattr(getattr(loaded, kind), name), getattr(getattr(evaluation, kind), name))
-    loaded.save(tmp_path / "new.npz")
-    evaluation.save(tmp_path / "same.npz")
-    assert (tmp_path / "new.npz").read_bytes() == (tmp_path / "same.npz").read_bytes()
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_of_former_formats_are_refused_with_a_remedy(tmp_path, version):
+    path = tmp_path / "evaluation.npz"
+    make()[0].save(path)
+    with np.load(path) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    arrays["header"] = np.array(str(arrays["header"]).replace("segcal evaluation 3", f"segcal evaluation {version}"))
+    np.savez(path, **arrays)
+    message = rf"its format is 'segcal evaluation {version}'. Run `segcal evaluate` again with this version\.$"
+    with pytest.raises(SegcalError, match=message):
+        Evaluation.load(path)
+
+
+def test_packed_sums_without_their_sizes_are_refused(tmp_path):
+    path = tmp_path / "evaluation.npz"
+    make()[0].save(path)
+    with np.load(path) as archive:
+        arrays = {key: archive[key] for key in archive.files if key != "statistics_sizes"}
+    np.savez(path, **arrays)
+    with pytest.raises(SegcalError, match=r"must hold the sums of an evaluation; 'statistics'\. Run"):
+        Evaluation.load(path)
 
 
 def test_scores_of_all_classes_are_torchs_cross_entropy_and_scikit_learns_brier_score():
@@ -262,9 +268,9 @@ def test_predicting_more_foreground_than_there_is_does_not_better_the_likelihood
     """The sum over each class's own voxels, without the background, fell where everything was called foreground."""
     labels = (torch.rand(1, 4000, generator=torch.Generator().manual_seed(0)) < 0.1).long()
     honest, greedy = (torch.tensor([[[1 - p], [p]]]).expand(1, 2, 4000) for p in (0.1, 0.9))
-    for scores in (ScoreSums.joint_of_classes, lambda p, y: ScoreSums.of_classes(p, y).mean_of_classes()):
-        assert nll(scores(honest, labels)).item() < nll(scores(greedy, labels)).item()
-        assert brier(scores(honest, labels)).item() < brier(scores(greedy, labels)).item()
+    for scores in (ScoreSums.joint_of_classes, ScoreSums.of_classes):
+        assert nll(scores(honest, labels)).mean() < nll(scores(greedy, labels)).mean()
+        assert brier(scores(honest, labels)).mean() < brier(scores(greedy, labels)).mean()
 
 
 def test_a_class_named_as_a_mean_keeps_its_own_numbers(tmp_path):
@@ -294,27 +300,3 @@ def test_label_counts_and_joint_scores_survive_saving(tmp_path):
     loaded = Evaluation.load(tmp_path / "a.npz")
     assert torch.equal(loaded.label_counts, evaluation.label_counts)
     assert torch.equal(loaded.joint_scores()["nll"], evaluation.joint_scores()["nll"])
-
-
-@pytest.mark.parametrize("exclusive", [True, False])
-def test_files_of_the_first_format_load_with_what_they_can_tell(tmp_path, exclusive):
-    evaluation, probabilities, labels = make()
-    path = tmp_path / "old.npz"
-    if not exclusive:
-        evaluation = replace(evaluation, top_label=None, has_background=False)
-    replace(evaluation, joint=None).save(path)
-    rewrite_as_second(path)
-    with np.load(path) as archive:
-        arrays = {key: archive[key] for key in archive.files}
-    arrays["header"] = np.array(str(arrays["header"]).replace("segcal evaluation 2", "segcal evaluation 1"))
-    if exclusive:  # a class's log loss was that of its own voxels
-        own = torch.nn.functional.one_hot(labels, 3).movedim(-1, 1) * -probabilities.double().log()
-        arrays["scores_log_loss"] = own.sum(2).numpy()
-    np.savez(path, **arrays)
-    loaded = Evaluation.load(path)
-    expected = evaluation.joint if exclusive else evaluation.scores.mean_of_classes()
-    torch.testing.assert_close(loaded.joint_scores()["nll"], nll(expected)[:, 0])
-    torch.testing.assert_close(loaded.joint_scores()["brier"], brier(expected)[:, 0])
-    assert torch.equal(loaded.case_metrics()["occupied"], evaluation.case_metrics()["occupied"])  # from the sums
-    known = loaded.case_metrics()["nll"]
-    assert known.isnan().all() if exclusive else torch.equal(known, nll(evaluation.scores))

@@ -38,7 +38,7 @@ def test_an_evaluation_is_ordered_by_expected_dice_and_has_its_numbers(tmp_path)
     assert np.isnan(result.values["volume_ml"][:, 0]).all()  # of all classes there is none
 
 
-def test_an_evaluation_of_before_is_ordered_by_dice(tmp_path):
+def test_an_evaluation_without_sums_of_decisions_is_ordered_by_dice(tmp_path):
     save_evaluation(tmp_path / "evaluation.npz", ["a", "b"])
     old = replace(Evaluation.load(tmp_path / "evaluation.npz"), decisions=None)
     old.save(tmp_path / "evaluation.npz")

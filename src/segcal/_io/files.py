@@ -293,17 +293,21 @@ def write_npz(
 
 def read_header(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
     """The header alone of a file that `write_npz` wrote."""
-    return _read(path, (kind,), lambda content: {})[0]
+    return _read(path, kind, lambda content: {})[0]
 
 
 def read_npz(
-    path: str | os.PathLike[str], *, kind: str | tuple[str, ...], packed: Mapping[str, str] = MappingProxyType({})
+    path: str | os.PathLike[str],
+    *,
+    kind: str,
+    packed: Mapping[str, str] = MappingProxyType({}),
+    remedy: str = "Create the file again",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Header and arrays of a file that `write_npz` wrote with this `format` in its header; SegcalError otherwise.
 
     packed: names of arrays of bytes to be put aside in pieces, with the names of the arrays of their sizes.
+    remedy: the last sentence of the error.
     """
-    kinds = (kind,) if isinstance(kind, str) else kind
 
     def arrays(content: Any) -> dict[str, Any]:
         aside = {name: sizes for name, sizes in packed.items() if sizes in content.files}
@@ -315,7 +319,7 @@ def read_npz(
                 found[name] = _pieces(member, found[sizes])
         return found
 
-    return _read(path, kinds, arrays)
+    return _read(path, kind, arrays, remedy)
 
 
 def _array(content: Any, name: str) -> np.ndarray[Any, Any]:
@@ -350,21 +354,22 @@ def _pieces(member: IO[bytes], sizes: np.ndarray[Any, Any]) -> list[Piece]:
 
 
 def _read(
-    path: str | os.PathLike[str], kinds: tuple[str, ...], arrays: Callable[[Any], dict[str, np.ndarray[Any, Any]]]
+    path: str | os.PathLike[str],
+    kind: str,
+    arrays: Callable[[Any], dict[str, np.ndarray[Any, Any]]],
+    remedy: str = "Create the file again",
 ) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     reject_pipe(path)
     with open(path, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as content:
                 header = parse_json(_text(_array(content, "header")))
-                if header["format"] not in kinds:
+                if header["format"] != kind:
                     raise ValueError(f"its format is {header['format']!r}")
                 return header, arrays(content)
         except Exception as error:  # numpy, zipfile and zlib raise a dozen kinds for a damaged file
             reason = str(error).split(". ")[0].rstrip(".") or type(error).__name__  # numpy goes on to advise unpickling
-            raise SegcalError(
-                f"{path} must be a file of the format {kinds[0]!r}; {reason}. Create the file again."
-            ) from error
+            raise SegcalError(f"{path} must be a file of the format {kind!r}; {reason}. {remedy}.") from error
 
 
 def _text(array: np.ndarray[Any, Any]) -> str:

@@ -34,11 +34,9 @@ from segcal.evaluation.fine import (
 from segcal.evaluation.micro import MicroSums, drawn, proper
 from segcal.metrics import ace, ece, mce
 from segcal.scores import OverlapCounts, ScoreSums, concatenate_sums, dice, map_sums
-from segcal.statistics import SUMS, BinStatistics
+from segcal.statistics import BinStatistics
 
 FORMAT = "segcal evaluation 3"
-SECOND_FORMAT = "segcal evaluation 2"  # sums in fine bins as arrays, empty bins and all
-FIRST_FORMAT = "segcal evaluation 1"  # without joint scores; the log loss of a class was its part of the cross-entropy
 PACKED = {"statistics": "statistics_sizes", "top_label": "top_label_sizes"}
 """Of a file, the arrays of packed sums, and those that tell how many bytes each case has."""
 
@@ -101,7 +99,7 @@ class Evaluation:
     label_counts: Tensor | None = None
     """(case, label): voxels of each trained label but the background, where classes are unions of labels."""
     decisions: DecisionSums | None = None
-    """Of the voxels decided for each class; None: not known, as in files of segcal 0.2."""
+    """Of the voxels decided for each class; None: not known."""
     background_index: int = 0
     """The place of the background among the classes, if there is one."""
 
@@ -342,20 +340,18 @@ class Evaluation:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Evaluation:
-        """Read what `save` wrote, of former formats, too: the first has no NLL of single classes, joint ones follow."""
-        header, arrays = read_npz(path, kind=(FORMAT, SECOND_FORMAT, FIRST_FORMAT), packed=PACKED)
+        """Read what `save` wrote; SegcalError for another file, those of segcal 0.1 and 0.2 included."""
+        header, arrays = read_npz(
+            path, kind=FORMAT, packed=PACKED, remedy="Run `segcal evaluate` again with this version"
+        )
         try:
             pieces = {name: arrays.pop(name) for name in PACKED if isinstance(arrays.get(name), list)}
             tensors = {name: _sums(name, array) for name, array in arrays.items()}
             binning = Binning(int(header["fine_bins"]))
 
             def fine(kind: str, classes: int) -> BinStatistics:
-                if kind not in pieces:
-                    return _statistics(tensors, kind, binning)
                 return _checked(FineStatistics.packed(pieces[kind], classes, binning))
 
-            if header["format"] == FIRST_FORMAT:
-                tensors |= _second_format(tensors, exclusive=bool(header["top_label"]))
             return Evaluation(
                 statistics=fine("statistics", len(header["classes"])),
                 overlap=OverlapCounts(**{name: tensors[f"overlap_{name}"] for name in OverlapCounts.names()}),
@@ -397,18 +393,6 @@ def _scores(tensors: dict[str, Tensor], kind: str) -> ScoreSums:
     return ScoreSums(**{name: tensors[f"{kind}_{name}"] for name in ScoreSums.names()})
 
 
-def _second_format(tensors: dict[str, Tensor], *, exclusive: bool) -> dict[str, Tensor]:
-    """What a file of the first format lacks: joint scores; of exclusive classes, the log loss of each is lost."""
-    scores = _scores(tensors, "scores")
-    joint, lost = scores.mean_of_classes(), {}
-    if exclusive:
-        classes = scores.voxels.shape[1]
-        squared = scores.squared_error.sum(1, keepdim=True) / (2 if classes == 2 else 1)
-        joint = ScoreSums(squared, scores.log_loss.sum(1, keepdim=True), joint.voxels)
-        lost = {"scores_log_loss": torch.full_like(scores.log_loss, torch.nan)}
-    return lost | {f"joint_{name}": getattr(joint, name) for name in ScoreSums.names()}
-
-
 def _twice(names: Sequence[str]) -> str:
     return ", ".join(sorted(name for name, number in Counter(names).items() if number > 1))
 
@@ -436,11 +420,6 @@ def _names(names: object) -> tuple[str, ...]:
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ValueError(f"names must be a list of texts; got {names!r}")
     return tuple(names)
-
-
-def _statistics(tensors: dict[str, Tensor], kind: str, binning: Binning) -> BinStatistics:
-    count, confidence_sum, label_sum = (tensors[f"{kind}_{name}"] for name in SUMS)
-    return BinStatistics(count, confidence_sum, label_sum, binning)
 
 
 def _checked(stats: FineStatistics) -> FineStatistics:

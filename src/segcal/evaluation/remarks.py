@@ -16,7 +16,6 @@ from segcal.evaluation.outcome import Note
 from segcal.metrics import occupied
 
 MOST = 5  # cases that a sentence names
-OLD_VERSIONS = ("0.1.", "0.2.")  # of segcal, which stored no sums of decisions
 FEWEST_OCCUPIED = 0.5  # of the bins; of a label map, 2 of them are
 
 
@@ -65,15 +64,6 @@ def remarks(evaluations: Mapping[str, Evaluation | Sequence[Evaluation]]) -> lis
         for evaluation in [given] if isinstance(given, Evaluation) else given:
             found |= dict.fromkeys(_sentences(method, evaluation))
     return list(found)
-
-
-def why_no_decisions(evaluation: Evaluation) -> str:
-    """Return why an evaluation has no sums of decisions: the version that made it, or how it was built."""
-    versions = evaluation.provenance.get("versions") if isinstance(evaluation.provenance, Mapping) else None
-    version = versions.get("segcal") if isinstance(versions, Mapping) else None
-    if isinstance(version, str) and version.startswith(OLD_VERSIONS):
-        return f"segcal {version} did not store them"
-    return "it was built without them"
 
 
 def _sentences(method: str, evaluation: Evaluation) -> Iterator[str]:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from segcal.decisions import best_threshold, expected_dice, uncertain_voxels
 from segcal.errors import ConfigError
 from segcal.evaluation.evaluation import Evaluation
-from segcal.evaluation.remarks import why_no_decisions
 
 Array = NDArray[Any]
 
@@ -50,13 +49,13 @@ class Summaries:
 def summaries_of(evaluation: Evaluation) -> Summaries:
     """Those of an evaluation's cases and classes; label sums are not looked at.
 
-    ConfigError where it has no sums of decisions.
+    ConfigError if it has no sums of decisions.
     """
     sums = evaluation.decisions
     if sums is None:
         raise ConfigError(
-            f"the evaluation must hold the sums of decisions; {why_no_decisions(evaluation)}. Run `segcal evaluate` "
-            "again, or collect the cases with EvaluationAccumulator."
+            "the evaluation must hold the sums of decisions; it has none. Run `segcal evaluate` again, or collect the "
+            "cases with EvaluationAccumulator."
         )
     stats = evaluation.statistics
     expected = expected_dice(stats, evaluation.overlap, sums).nan_to_num(0.0)

@@ -12,7 +12,6 @@ from segcal.comparison.comparison import Comparison
 from segcal.evaluation.columns import Label
 from segcal.evaluation.decisions import CURVES, Agreement, ClassAgreement, VolumeAgreement, agreements_of
 from segcal.evaluation.evaluation import Evaluation
-from segcal.evaluation.remarks import why_no_decisions
 from segcal.report.content import rounded
 from segcal.report.rendering import number
 
@@ -57,9 +56,9 @@ def decision_data(
     }
 
 
-def lacking(evaluations: Mapping[str, Evaluation]) -> dict[str, str]:
-    """By method, why an evaluation has no sums of decisions."""
-    return {method: why_no_decisions(each) for method, each in evaluations.items() if each.decisions is None}
+def methods_without_decisions(evaluations: Mapping[str, Evaluation]) -> list[str]:
+    """Return the methods whose evaluations have no sums of decisions."""
+    return [method for method, evaluation in evaluations.items() if evaluation.decisions is None]
 
 
 def _records(agreement: Agreement | None, labels: Sequence[Label], rows: Array) -> list[dict[str, Any]] | None:
