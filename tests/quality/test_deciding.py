@@ -16,7 +16,7 @@ from segcal.cli import app
 from segcal.evaluation import deciding as of_a_case
 from segcal.evaluation import unlabelled
 from segcal.evaluation.options import Options
-from segcal.evaluation.rules import Cuts, choose_classes, choose_masks, choose_slowly
+from segcal.evaluation.rules import Cuts, choose_classes, choose_masks
 from segcal.quality.fitting import Quality
 from segcal.quality.promises import ARRAYS, Reference
 from segcal.quality.risk import Guarantee, Learned
@@ -137,19 +137,21 @@ def test_a_class_that_reaches_no_threshold_is_empty(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_fast_decision_is_the_slow_one(dtype):
+def test_the_compiled_decision_is_that_of_numpy(dtype):
     generator = np.random.default_rng(0)
     p = generator.dirichlet(np.ones(5), size=70_001).T.astype(dtype)
     p[:, ::7] = np.rint(p[:, ::7] * 20) / 20  # many on edges and many ties
     cuts = Cuts(np.array([120.0, 240, np.inf, 0]), np.array([1.0, 2, 1, 0.5]))
-    fast = choose_classes(np.ascontiguousarray(p), cuts, BINS, threads=2)
-    slow = choose_slowly(p, cuts, BINS)
-    np.testing.assert_array_equal(fast.decided, slow.decided)
-    np.testing.assert_allclose(fast.sums, slow.sums)
-    assert fast.contested == slow.contested > 0
+    found = choose_classes(np.ascontiguousarray(p), cuts, BINS, threads=2)
+    wide = p[1:].astype(np.float64)
+    wanted = wide * BINS >= cuts.lowest[:, None]
+    expected = np.where(wanted.any(0), 1 + np.where(wanted, cuts.factor[:, None] * wide, -np.inf).argmax(0), 0)
+    np.testing.assert_array_equal(found.decided, expected)
+    sums = [[(expected == c).sum() for c in range(1, 5)], [wide[c - 1][expected == c].sum() for c in range(1, 5)]]
+    np.testing.assert_allclose(found.sums, sums)
+    assert found.contested == (wanted.sum(0) > 1).sum() > 0
     masks = choose_masks(p[1:], cuts, BINS)
-    np.testing.assert_array_equal(masks.decided, p[1:].astype(np.float64) * BINS >= cuts.lowest[:, None])
-    assert fast.contested == (masks.decided.sum(0) > 1).sum()
+    np.testing.assert_array_equal(masks.decided, wanted)
 
 
 def test_a_threshold_of_one_takes_certain_voxels_and_no_others():

@@ -20,7 +20,6 @@ from segcal._io.files import write_whole
 from segcal.calibrators.stream import CACHED_ELEMENTS, CaseStream
 from segcal.collect import check_classes
 from segcal.errors import ConfigError, LabelError, SegcalError, ShapeError, one_of
-from segcal.kernels.spec import HAS_NUMBA
 from segcal.kernels.threads import pass_threads
 
 FORMAT = "segcal calibrator 1"
@@ -335,7 +334,7 @@ def keep_decisions(before: Tensor, after: Tensor) -> Tensor:
 
 def _same_decisions(before: Tensor, after: Tensor) -> bool:
     """Whether a quick look finds that no decision changed; there is one for the CPU."""
-    if not HAS_NUMBA or before.device.type != "cpu" or before.dtype != after.dtype:
+    if before.device.type != "cpu" or before.dtype != after.dtype:
         return False
     from segcal.kernels import numba_decide
 

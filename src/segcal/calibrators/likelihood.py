@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from segcal.calibrators.calibrator import decided
 from segcal.calibrators.stream import Piece
-from segcal.kernels.spec import HAS_NUMBA
+from segcal.kernels.numba_likelihood import NO_WEIGHTS, temperature_sums
 from segcal.kernels.threads import pass_threads
 
 
@@ -111,36 +111,10 @@ def each_by_itself(piece: Piece, x: Tensor, parameters: Tensor) -> Sums:
 
 
 def of_temperature(piece: Piece, inverse: float) -> Sums:
-    """The same of one temperature for all classes, by a compiled pass where numba is there."""
+    """The same of one temperature for all classes, by a compiled pass."""
     classes = len(piece.logits)
-    if HAS_NUMBA:
-        from segcal.kernels.numba_likelihood import NO_WEIGHTS, temperature_sums
-
-        weights = NO_WEIGHTS if piece.weights is None else piece.weights.numpy()
-        arrays = piece.logits.numpy(), piece.labels.numpy(), weights
-        sums = torch.from_numpy(temperature_sums(*arrays, inverse, threads=pass_threads()))
-    else:
-        sums = _temperature_sums(piece, inverse)
-    value, slope, curvature, wrong = sums
+    weights = NO_WEIGHTS if piece.weights is None else piece.weights.numpy()
+    arrays = piece.logits.numpy(), piece.labels.numpy(), weights
+    value, slope, curvature, wrong = torch.from_numpy(temperature_sums(*arrays, inverse, threads=pass_threads()))
     share = classes if piece.labels.ndim == 2 else 1
     return Sums(float(value) / share, slope[None] / share, curvature[None] / share, wrong[None])
-
-
-def _temperature_sums(piece: Piece, inverse: float) -> Tensor:
-    """Value, slope, curvature and wrong voxels, relative to the true class so that nothing cancels."""
-    logits = piece.logits.double()
-    weights = torch.ones(1, dtype=torch.float64) if piece.weights is None else piece.weights
-    if piece.labels.ndim == 2:
-        side = torch.where(piece.labels > 0, -logits, logits)
-        missing = (side * inverse).sigmoid()
-        losses, slopes, bends = -logsigmoid(-side * inverse), missing * side, missing * (1 - missing) * side**2
-        wrong = side >= 0
-    else:
-        labels = piece.labels[None]
-        side = logits - logits.gather(0, labels)
-        shares = (side * inverse).softmax(0)
-        losses, slopes = (side * inverse).logsumexp(0), (shares * side).sum(0)
-        bends = (shares * (side - slopes) ** 2).sum(0)
-        wrong = side.scatter(0, labels, -math.inf).amax(0) >= 0
-    sums = [(part * weights).sum() for part in (losses, slopes, bends)]
-    return torch.stack([*sums, wrong.sum().double()])

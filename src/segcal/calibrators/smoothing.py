@@ -10,7 +10,6 @@ from torch import Tensor
 
 from segcal.calibrators.calibrator import Activation, decided
 from segcal.calibrators.stream import PIECE_ELEMENTS
-from segcal.kernels.spec import HAS_NUMBA
 from segcal.kernels.threads import pass_threads
 
 LEAST = 1e-9  # of a probability, before its logarithm
@@ -75,7 +74,7 @@ def smoothed(
 
 def compiled(logits: Tensor) -> bool:
     """Whether the compiled passes can take them."""
-    return HAS_NUMBA and logits.device.type == "cpu" and logits.dtype == torch.float32
+    return logits.device.type == "cpu" and logits.dtype == torch.float32
 
 
 def probabilities(logits: Tensor, activation: Activation) -> Tensor:

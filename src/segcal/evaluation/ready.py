@@ -13,8 +13,6 @@ from scipy import ndimage  # noqa: F401
 from segcal.evaluation import cohort  # noqa: F401
 from segcal.evaluation.options import Options
 from segcal.evaluation.voxels import measure_voxels
-from segcal.kernels.spec import HAS_NUMBA
 
-if HAS_NUMBA:  # without it, measuring would bring torch
-    with suppress(Exception):  # whoever measures meets it again
-        measure_voxels(np.full((2, 8), 0.5, np.float32), np.zeros(8, np.uint8), Options(), threads=1)
+with suppress(Exception):  # whoever measures meets it again
+    measure_voxels(np.full((2, 8), 0.5, np.float32), np.zeros(8, np.uint8), Options(), threads=1)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from segcal.evaluation.options import Options
 from segcal.evaluation.voxels import region_values
-from segcal.kernels.spec import HAS_NUMBA
+from segcal.kernels.numba_decide import choose
 from segcal.volumes.averaging import sigmoid, softmax
 
 Array = NDArray[Any]
@@ -72,30 +72,8 @@ def probabilities_of(values: Array, options: Options) -> Array:
 
 def choose_classes(probabilities: Array, cuts: Cuts, bins: int, *, threads: int = 1) -> Chosen:
     """Decisions on exclusive classes (class, voxel), the background first."""
-    if HAS_NUMBA:
-        from segcal.kernels.numba_decide import choose
-
-        places, sums = choose(probabilities, cuts.lowest, cuts.factor, bins, threads=threads)
-        return Chosen(places, sums[:2, 1:], int(sums[2, 0]))
-    return choose_slowly(probabilities, cuts, bins)
-
-
-def choose_slowly(probabilities: Array, cuts: Cuts, bins: int) -> Chosen:
-    """The same, without numba."""
-    classes, voxels = probabilities.shape
-    places = np.empty(voxels, np.uint8 if classes <= 256 else np.int32)
-    sums, contested = np.zeros((2, classes)), 0
-    for start in range(0, voxels, BLOCK):
-        block = slice(start, start + BLOCK)
-        p = probabilities[1:, block].astype(np.float64)
-        wanted = p * bins >= cuts.lowest[:, None]
-        scores = np.where(wanted, cuts.factor[:, None] * p, -np.inf)
-        chosen = np.where(wanted.any(0), 1 + scores.argmax(0), 0)
-        own = np.take_along_axis(p, np.maximum(chosen - 1, 0)[None], 0)[0]
-        places[block] = chosen
-        sums += [np.bincount(chosen, minlength=classes), np.bincount(chosen, own, minlength=classes)]
-        contested += int((wanted.sum(0) > 1).sum())
-    return Chosen(places, sums[:, 1:], contested)
+    places, sums = choose(probabilities, cuts.lowest, cuts.factor, bins, threads=threads)
+    return Chosen(places, sums[:2, 1:], int(sums[2, 0]))
 
 
 def choose_masks(probabilities: Array, cuts: Cuts, bins: int) -> Chosen:

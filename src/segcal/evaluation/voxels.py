@@ -18,15 +18,9 @@ from segcal.errors import LabelError, RangeError, ShapeError
 from segcal.evaluation.doubts import SAVE_PROBABILITIES
 from segcal.evaluation.options import Options
 from segcal.evaluation.sums import CaseSums
-from segcal.kernels.spec import (
-    CROSS_ENTROPY,
-    HAS_NUMBA,
-    SMALLEST,
-    SUM_TOLERANCE,
-    VOXELS,
-    Spec,
-    squared_error,
-)
+from segcal.kernels.numba_cpu import NO_MASK, array_sums
+from segcal.kernels.numba_likelihood import absent_log_loss
+from segcal.kernels.spec import CROSS_ENTROPY, SUM_TOLERANCE, VOXELS, Spec, squared_error
 from segcal.volumes.averaging import not_probabilities, sigmoid, softmax
 from segcal.volumes.regions import Regions
 
@@ -80,7 +74,7 @@ def _measure(
         truth = region_labels(labels, probabilities, options)
         bins, scores = collect(probabilities, truth)
         if labels is not None:
-            scores[1] += _absent_log_loss(probabilities, truth, threads)
+            scores[1] += absent_log_loss(probabilities, truth, threads=threads)
         own = overlapping and len(ranked) == len(probabilities)  # each region has its channel
         predicted = ranked >= (0.0 if options.logits else 0.5) if own else probabilities >= 0.5
         true = truth == 1
@@ -109,7 +103,7 @@ def _measure(
     bins, scores = collect(values, labels[None])
     joint = scores.sum(1, keepdims=True) / (1 if len(values) > 2 else np.array([[2], [1], [1]]))
     joint[2] = scores[2, 0]
-    scores[1] += _absent_log_loss(values, labels, threads)
+    scores[1] += absent_log_loss(values, labels, threads=threads)
     top, right, overlap, confidence, decided = _classify(values, labels, ranked)
     of_top = collect(top[None], right[None], scores=False)[0][:, 0]
     sums = CaseSums(bins, of_top, overlap, scores, joint, np.zeros((1, 0)), _decided(confidence), voxel_ml)
@@ -123,7 +117,7 @@ def measure_class(
     threads = threads or os.cpu_count() or 1
     rows, labels = probabilities[None], truth[None]
     bins, scores = _collect(rows, labels, fine_bins=fine_bins, threads=threads)
-    scores[1] += _absent_log_loss(rows, labels, threads)
+    scores[1] += absent_log_loss(rows, labels, threads=threads)
     return bins[:, 0], scores[:, 0]
 
 
@@ -176,17 +170,6 @@ def largest_pieces(decided: Array, shape: Sequence[int], classes: int) -> Array:
     if exclusive:
         found[0] = np.nan
     return found
-
-
-def _absent_log_loss(probabilities: Array, labels: Array, threads: int) -> Array:
-    """For each class, the sum of -log(1 - p) over the voxels that are not of it; labels (voxel) or (class, voxel)."""
-    if HAS_NUMBA:
-        from segcal.kernels.numba_likelihood import absent_log_loss
-
-        return absent_log_loss(probabilities, labels, threads=threads)
-    absent = [labels != c for c in range(len(probabilities))] if labels.ndim == 1 else labels != 1
-    rows = (1 - p[where].astype(np.float64) for p, where in zip(probabilities, absent, strict=True))
-    return np.array([-np.log(np.maximum(row, SMALLEST)).sum() for row in rows])
 
 
 def _trained_labels(labels: Array, options: Options) -> Array:
@@ -246,9 +229,9 @@ def _collect(
 ) -> tuple[Array, Array]:
     """Sums per bin (3, class, bin) and scores (3, class; zeros if not asked for) of (class, voxel) probabilities."""
     spec = Spec("none", float(fine_bins), 0.0, fine_bins, 0, "left", scores)
-    moments, label_moments, class_sums, wrong, outside = _sums(
-        np.ascontiguousarray(probabilities), np.ascontiguousarray(labels), spec, threads
-    )
+    rows, truth = np.ascontiguousarray(probabilities)[None], np.ascontiguousarray(labels)[None]
+    *sums, wrong, outside = array_sums(rows, truth, NO_MASK, spec, threads=threads)
+    moments, label_moments, class_sums = (array[0] for array in sums)
     if wrong >= 0:
         raise _unknown_label(labels, range(len(probabilities)))
     if outside:
@@ -260,24 +243,6 @@ def _collect(
         raise RangeError(f"probabilities must be numbers; class {bad} contains NaN. Check the network for overflow.")
     bins = np.array([counts, confidences, label_moments[..., 0]])
     return bins, np.array([squared_error(class_sums), class_sums[:, CROSS_ENTROPY], class_sums[:, VOXELS]])
-
-
-def _sums(values: Array, labels: Array, spec: Spec, threads: int) -> tuple[Array, Array, Array, int, bool]:
-    if HAS_NUMBA:
-        from segcal.kernels.numba_cpu import NO_MASK, array_sums
-
-        *sums, wrong, outside = array_sums(values[None], labels[None], NO_MASK, spec, threads=threads)
-    else:
-        import torch
-
-        from segcal.kernels import reference
-
-        *tensors, wrong, outside = reference.forward(
-            torch.from_numpy(values)[None], torch.from_numpy(labels)[None], None, spec
-        )
-        sums = [tensor.numpy() for tensor in tensors]
-    moments, label_moments, class_sums = (array[0] for array in sums)
-    return moments, label_moments, class_sums, wrong, outside
 
 
 def _classify(
