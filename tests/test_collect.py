@@ -274,15 +274,6 @@ def test_a_variable_that_names_no_backend_is_refused(monkeypatch):
         bin_statistics(P, Y)
 
 
-def test_without_numba_torch_is_picked_and_asking_for_numba_is_refused(monkeypatch):
-    monkeypatch.setattr("segcal.collect.HAS_NUMBA", False)
-    monkeypatch.delenv("SEGCAL_BACKEND", raising=False)
-    assert pick_backend(torch.zeros(1), None) == "torch"
-    with pytest.raises(ConfigError, match=r"backend='numba' needs numba, which is not installed; pip install numba"):
-        bin_statistics(P, Y, backend="numba")
-    monkeypatch.setenv("SEGCAL_BACKEND", "numba")
-    with pytest.raises(ConfigError, match=r"SEGCAL_BACKEND=numba needs numba, which is not installed"):
-        pick_backend(torch.zeros(1), None)
 
 
 def with_value(tensor: torch.Tensor, place: tuple[int, ...], value: float) -> torch.Tensor:

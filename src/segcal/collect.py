@@ -13,7 +13,6 @@ from torch import Tensor
 from segcal.binning import Binning, need_common_edges
 from segcal.errors import ConfigError, LabelError, RangeError, ShapeError, one_of
 from segcal.kernels.operator import sum_voxels, voxel_sums
-from segcal.kernels.spec import HAS_NUMBA
 from segcal.statistics import BinStatistics
 
 Activation = Literal["softmax", "sigmoid", "none"]
@@ -208,7 +207,7 @@ def sums_of(
 
 
 def pick_backend(inputs: Tensor, backend: Backend | None) -> Backend:
-    """The backend that was asked for; otherwise numba for tensors on the CPU if it is there, and plain torch elsewhere.
+    """The backend that was asked for; otherwise numba for tensors on the CPU and plain torch elsewhere.
 
     It is asked for by the argument or, wherever the inputs are on its device, by the variable SEGCAL_BACKEND.
     """
@@ -217,19 +216,11 @@ def pick_backend(inputs: Tensor, backend: Backend | None) -> Backend:
         one_of("backend", backend, BACKENDS)
         if backend == "numba" and not on_cpu:
             raise ConfigError(f"backend='numba' works on the CPU; the inputs are on {inputs.device}. Use 'torch'.")
-        return _installed(backend, f"backend={backend!r}")
+        return backend
     wanted = cast("Backend | None", os.environ.get(BACKEND_VARIABLE) or None)
     if wanted is not None:
         one_of(BACKEND_VARIABLE, wanted, BACKENDS, hint="Unset it to let segcal pick.")
-        if on_cpu:
-            return _installed(wanted, f"{BACKEND_VARIABLE}={wanted}")
-    return "numba" if on_cpu and HAS_NUMBA else "torch"
-
-
-def _installed(backend: Backend, asked: str) -> Backend:
-    if backend == "numba" and not HAS_NUMBA:
-        raise ConfigError(f"{asked} needs numba, which is not installed; pip install numba.")
-    return backend
+    return (wanted or "numba") if on_cpu else "torch"
 
 
 def plain(name: str, tensor: Tensor) -> Tensor:

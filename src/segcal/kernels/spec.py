@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:  # torch takes seconds to import; who reads files with numpy and numba alone need not wait
     from torch import Tensor
 
 Array = TypeVar("Array", bound=Any)  # a tensor, or an array of numpy
-HAS_NUMBA = find_spec("numba") is not None
 
 # Columns of the sums per case and class. The first three carry a gradient.
 CROSS_ENTROPY, INTERSECTION, PROBABILITY_SQUARED, LABEL_SQUARED, LABEL, VOXELS = range(6)
