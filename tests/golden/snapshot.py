@@ -1,6 +1,7 @@
 """Snapshot of what the commands print and write, compared with later versions by `test_snapshot.py`.
 
-Run `python tests/golden/snapshot.py` to replace the stored snapshot after an intended change, and read the diff before committing it.
+Run `PYTHONPATH=tests python -m golden.snapshot` to replace the stored snapshot after an intended change, and read the
+diff before committing it.
 """
 
 from __future__ import annotations

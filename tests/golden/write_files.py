@@ -1,6 +1,7 @@
 """Write files in the formats of this version, which `test_files.py` reads with later versions.
 
-Run `PYTHONPATH=tests python -m golden.write_files tests/golden/files-VERSION` once per version whose files must stay readable.
+Run `PYTHONPATH=tests python -m golden.write_files tests/golden/files-VERSION` once per version whose files must stay
+readable.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from segcal import Binning, ConfigError
 from segcal.plots import SensitivityPoint, memberships, new_figure, sensitivity, sensitivity_figure
 
 POINTS = [
-    SensitivityPoint("hL1-ACE", 20, 0.87, 0.10, 0.02, 0.01),
-    SensitivityPoint("hL1-ACE", 5, 0.88, 0.11, 0.02, 0.01),
-    SensitivityPoint("sL1-ACE", 5, 0.86, 0.07),
-    SensitivityPoint("sL1-ACE", 20, 0.85, 0.06),
+    SensitivityPoint("hard-ace", 20, 0.87, 0.10, 0.02, 0.01),
+    SensitivityPoint("hard-ace", 5, 0.88, 0.11, 0.02, 0.01),
+    SensitivityPoint("soft-ace", 5, 0.86, 0.07),
+    SensitivityPoint("soft-ace", 20, 0.85, 0.06),
 ]
 
 
@@ -46,8 +46,8 @@ def test_sensitivity_draws_each_method_in_order_of_the_setting(picture, near):
     figure = new_figure(3.5, 4)
     upper, lower = figure.subplots(2)
     lines = sensitivity((upper, lower), POINTS, against="bins")
-    np.testing.assert_array_equal(lines["hL1-ACE", "dice"].get_xydata(), [[5, 0.88], [20, 0.87]])
-    np.testing.assert_array_equal(lines["sL1-ACE", "ace"].get_xydata(), [[5, 0.07], [20, 0.06]])
+    np.testing.assert_array_equal(lines["hard-ace", "dice"].get_xydata(), [[5, 0.88], [20, 0.87]])
+    np.testing.assert_array_equal(lines["soft-ace", "ace"].get_xydata(), [[5, 0.07], [20, 0.06]])
     assert upper.get_xscale() == lower.get_xscale() == "log"
     assert [text.get_text() for text in lower.get_xticklabels()] == ["5", "20"]
     assert len(upper.collections) == 1  # a band for the method that has spreads
@@ -69,7 +69,7 @@ def test_the_whole_study_shares_scales_and_one_legend(picture):
         text.get_text(): line.get_marker()
         for text, line in zip(figure.legends[0].get_texts(), figure.legends[0].get_lines(), strict=True)
     }
-    assert markers == {"hL1-ACE": axes[0].lines[0].get_marker(), "sL1-ACE": axes[0].lines[1].get_marker()}
+    assert markers == {"hard-ace": axes[0].lines[0].get_marker(), "soft-ace": axes[0].lines[1].get_marker()}
     assert picture(figure).nothing_clipped()
 
 

@@ -14,15 +14,15 @@ from segcal.plots import TradeOff, method_colors, new_figure, pareto, pareto_fig
 
 NAN = math.nan
 RUNS = [
-    TradeOff("DSC+CE", 0.86, 0.15),
-    TradeOff("DSC+CE", 0.88, 0.13),
-    TradeOff("CE", 0.85, 0.16),
-    TradeOff("hL1-ACE", 0.85, 0.10),
-    TradeOff("hL1-ACE", 0.86, 0.12),
-    TradeOff("sL1-ACE", 0.84, 0.07),
-    TradeOff("sL1-ACE", 0.85, 0.09),
+    TradeOff("dice-ce", 0.86, 0.15),
+    TradeOff("dice-ce", 0.88, 0.13),
+    TradeOff("ce", 0.85, 0.16),
+    TradeOff("hard-ace", 0.85, 0.10),
+    TradeOff("hard-ace", 0.86, 0.12),
+    TradeOff("soft-ace", 0.84, 0.07),
+    TradeOff("soft-ace", 0.85, 0.09),
 ]
-MEANS = {"DSC+CE": (0.87, 0.14), "CE": (0.85, 0.16), "hL1-ACE": (0.855, 0.11), "sL1-ACE": (0.845, 0.08)}
+MEANS = {"dice-ce": (0.87, 0.14), "ce": (0.85, 0.16), "hard-ace": (0.855, 0.11), "soft-ace": (0.845, 0.08)}
 
 
 def beats(a, b):
@@ -74,10 +74,10 @@ def test_runs_means_and_front_stand_where_their_numbers_are(picture, near):
     dots = [line for line in ax.lines if line.get_alpha() is not None]
     np.testing.assert_array_equal(np.concatenate([line.get_xydata() for line in dots]), [run[1:] for run in RUNS])
     front = made["front"].get_xydata()
-    np.testing.assert_allclose(front, [MEANS["sL1-ACE"], MEANS["hL1-ACE"], MEANS["DSC+CE"]])
+    np.testing.assert_allclose(front, [MEANS["soft-ace"], MEANS["hard-ace"], MEANS["dice-ce"]])
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("DSC ↑", "macro ACE ↓", "ACDC")
     drawn = picture(figure)
-    assert near(drawn.at(ax, *MEANS["sL1-ACE"]), "#009E73")
+    assert near(drawn.at(ax, *MEANS["soft-ace"]), "#009E73")
     # From the first of the front the line goes up, then right: what lies above or left of it is beaten.
     gray = [any(near(pixel, "#8C8C8C") for pixel in drawn.around(ax, *at)) for at in ((0.845, 0.11), (0.855, 0.08))]
     assert gray == [True, False]
@@ -120,7 +120,7 @@ def test_panels_share_colors_and_one_legend(picture):
     assert [ax.get_xlabel() != "" for ax in axes.values()] == [False, True, True]
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["hL1-ACE", "sL1-ACE", "DSC+CE", "CE", "front"]
+    assert names == ["hard-ace", "soft-ace", "dice-ce", "ce", "front"]
     shown = {name: (line.get_color(), line.get_marker()) for name, line in zip(names, legend.get_lines(), strict=False)}
     for ax in axes.values():
         for line in ax.lines:
@@ -147,8 +147,8 @@ def test_twenty_methods_can_be_told_apart(picture):
 
 def test_names_and_panels_that_do_not_fit_are_refused():
     ax = new_figure().add_subplot()
-    with pytest.raises(ConfigError, match="'CE' has none"):
-        pareto(ax, RUNS[:3], colors={"DSC+CE": "#000000"})
+    with pytest.raises(ConfigError, match="'ce' has none"):
+        pareto(ax, RUNS[:3], colors={"dice-ce": "#000000"})
     with pytest.raises(ConfigError, match="no method may be called 'front'"):
         pareto(ax, [TradeOff("front", 0.8, 0.1)])
     with pytest.raises(ConfigError, match="at least one; got none"):
