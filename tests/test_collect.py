@@ -274,8 +274,6 @@ def test_a_variable_that_names_no_backend_is_refused(monkeypatch):
         bin_statistics(P, Y)
 
 
-
-
 def with_value(tensor: torch.Tensor, place: tuple[int, ...], value: float) -> torch.Tensor:
     changed = tensor.clone()
     changed[place] = value

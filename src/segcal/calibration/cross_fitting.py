@@ -20,7 +20,7 @@ from segcal._io.jobs import Pool, key_of
 from segcal.calibration.choosing import Candidate
 from segcal.calibration.folds import fit_once
 from segcal.calibration.steps import FIT_STEPS, Steps, Watched
-from segcal.calibrators import Calibrator, EnsembleTemperature, LinearCalibrator, LocalTemperature, Sample
+from segcal.calibrators import Calibrator, LinearCalibrator, LocalTemperature, Sample
 from segcal.calibrators.calibrator import Inputs, SeparableError
 from segcal.errors import ConfigError, SegcalError
 from segcal.evaluation.calibrated import FolderCase
@@ -31,7 +31,6 @@ from segcal.evaluation.sums import CaseSums
 from segcal.kernels.threads import one_torch_thread, pass_threads
 from segcal.volumes import CaseFiles
 
-_START_FROM_SAMPLE = (LinearCalibrator, EnsembleTemperature)
 Cases = Mapping[str, FolderCase]
 
 
@@ -166,8 +165,8 @@ def cross_fit(
             )
     if errors and not fits:
         raise min(errors.values(), key=lambda error: isinstance(error, SeparableError))
-    for name, error in errors.items():
-        say(f"{name} is left out: {error}")
+    for name, reason in errors.items():
+        say(f"{name} is left out: {reason}")
     return fits
 
 
@@ -231,7 +230,7 @@ def _fit_and_measure(job: _FoldJob, cache: FitCache, steps: Steps | None) -> lis
 def _draw(candidate: Candidate, cases: Cases, steps: Steps) -> Sample | None:
     """Draw the voxels that a fit starts from, if its method does so."""
     calibrator = candidate.make()
-    if not isinstance(calibrator, _START_FROM_SAMPLE) or calibrator.settings().get("protocol") == "one-epoch":
+    if not isinstance(calibrator, LinearCalibrator) or calibrator.settings().get("protocol") == "one-epoch":
         return None
     return calibrator.draw(Watched(list(cases.values()), lambda share, more: steps.tell(f"drawing voxels, {more}")))
 
@@ -242,7 +241,7 @@ def _fit(
     calibrator = candidate.make()
     inputs: Inputs = "logits" if cases[0].options.logits else "probabilities"
     stream = Watched(cases, tell)
-    if isinstance(calibrator, _START_FROM_SAMPLE) and sample is not None:
+    if isinstance(calibrator, LinearCalibrator) and sample is not None:
         return calibrator.fit(stream, inputs=inputs, sample=sample)
     if isinstance(calibrator, LocalTemperature):
         return calibrator.fit(
