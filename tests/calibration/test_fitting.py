@@ -514,6 +514,21 @@ def test_a_broken_case_is_left_out_and_the_exit_code_tells(folder):
     assert load_calibrator(folder / "c.json").report.cases == 4
 
 
+@pytest.mark.parametrize("options", [("--folds", "0"), ("--folds", "2"), ("--folds", "2", "--workers", "2")])
+@pytest.mark.parametrize("classes", [2, 5])
+def test_a_case_with_other_classes_than_most_is_left_out_of_the_fit(folder, classes, options):
+    logits, labels = draw(9, classes=classes)
+    save(folder / "probabilities" / "case_0.nii.gz", softmax(logits, -1))
+    save(folder / "labels" / "case_0.nii.gz", labels)
+    done = fit(folder, *options)
+    assert done.exit_code == 1, done.output
+    assert f"case_0: ShapeError: has {classes} classes where most cases have 3." in done.output
+    (folder / "probabilities" / "case_0.nii.gz").unlink()
+    assert fit(folder, *options, out="others.json").exit_code == 0
+    found, expected = (load_calibrator(folder / name).temperature for name in ("c.json", "others.json"))
+    assert found == expected
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -21,7 +21,7 @@ from segcal.calibration.steps import Progress, Steps
 from segcal.calibrators import Calibrator, Temperature
 from segcal.errors import ConfigError, check_integer
 from segcal.evaluation.calibrated import FolderCase
-from segcal.evaluation.cohort import measure_files, open_cohort
+from segcal.evaluation.cohort import find_strangers, measure_files, open_cohort
 from segcal.evaluation.evaluation import Evaluation
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.outcome import Note, as_plain, gather_notes, told
@@ -139,6 +139,10 @@ def _fit(
     """Measure all cases, fit without each group and measure it again, fit to all what is taken, and write that."""
     candidates, options, pairing, groups, everyone = plan
     before, doubts, failures = _measure_cases(pairing.cases, options, cache, workers, steps)
+    strangers = find_strangers({name: sums.bins.shape[1] for name, sums in before.items()})
+    failures += strangers.values()
+    before = {name: sums for name, sums in before.items() if name not in strangers}
+    doubts = {name: doubt for name, doubt in doubts.items() if name not in strangers}
     if not before:
         raise ConfigError(f"there must be cases to fit a calibrator on; {failures[0].case}: {failures[0].message}")
     cases = {name: FolderCase(files, options) for files in pairing.cases if (name := files.name) in before}

@@ -353,7 +353,7 @@ def measure_parts(
         numbers[name], doubtful = CaseSums.about(path)
         if doubtful:
             doubts[name] = doubtful
-    strangers = _strangers(numbers)
+    strangers = find_strangers(numbers)
     usual = [name for name in measured if name not in strangers]
     evaluation = stack_cases(usual, lambda name: CaseSums.load(measured[name]), options) if usual else None
     facets = stack_facets({name: measured[name] for name in usual}, options)
@@ -364,7 +364,7 @@ def measure_parts(
     return replace(outcome, facets=facets, parts={name: measured[name] for name in usual}), kept
 
 
-def _strangers(numbers: dict[str, int]) -> dict[str, Failure]:
+def find_strangers(numbers: dict[str, int]) -> dict[str, Failure]:
     """Cases with another number of classes than most."""
     often = Counter(numbers.values())
     usual = min(often, key=lambda n: (-often[n], n), default=0)
