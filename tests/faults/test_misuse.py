@@ -89,6 +89,12 @@ def test_a_folder_in_the_place_of_a_file_is_refused(command, out, data):
     assert "is a folder. Give" in refused(run(command, data, "--out", out), 2)
 
 
+@pytest.mark.parametrize("decisions", ["", ".", "evaluation"])
+def test_a_folder_in_the_place_of_the_file_of_decisions_is_refused(decisions, data):
+    command = "review evaluation --no-browser"
+    assert "--decisions must be a file" in refused(run(command, data, "--decisions", decisions), 2)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes with a name")
 @pytest.mark.parametrize("command", TO_FILE)
 def test_a_device_or_pipe_is_not_replaced_by_a_file(command, data, tmp_path):

@@ -164,6 +164,8 @@ class Decisions:
     @contextmanager
     def held(cls, path: Path) -> Iterator[Decisions]:
         """The file, held by this process alone; ConfigError where another one holds it."""
+        if path.is_dir():
+            raise FileError(f"--decisions must be a file, as decisions.csv; {path} is a folder. Give a file name.")
         make_folder(path.parent)
         try:
             lock = locked(path.with_name(f".{path.name}.lock"), path.parent)
