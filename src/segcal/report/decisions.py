@@ -56,11 +56,6 @@ def decision_data(
     }
 
 
-def methods_without_decisions(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    """Return the methods whose evaluations have no sums of decisions."""
-    return [method for method, evaluation in evaluations.items() if evaluation.decisions is None]
-
-
 def _records(agreement: Agreement | None, labels: Sequence[Label], rows: Array) -> list[dict[str, Any]] | None:
     if agreement is None:
         return None

@@ -28,7 +28,7 @@ from segcal.evaluation.tables import ALL_CLASSES, Table
 from segcal.kernels.threads import one_torch_thread
 from segcal.plots.colors import method_colors
 from segcal.report.content import case_data, chart_data, method_diagrams
-from segcal.report.decisions import decision_data, methods_without_decisions
+from segcal.report.decisions import decision_data
 from segcal.report.reading import reading
 from segcal.report.rendering import base64_text, render_page
 from segcal.report.sampling import MOST_NAMED, shown_cases
@@ -276,7 +276,7 @@ def _render(
         notes=explanations(comparison),
         tables=[_tables(comparison, which) for which in comparison.case_sets],
         others=list(_other_rows(comparison)),
-        undecided=methods_without_decisions(evaluations),
+        undecided=[method for method, each in evaluations.items() if each.decisions is None],
         missing=_missing(comparison.classes, data["cases"]),
         most_named=MOST_NAMED,
         sampled=None if data["cases"]["shown"] is None else len(data["cases"]["shown"]),
