@@ -11,7 +11,6 @@ from segcal import Binning, BinStatistics, ConfigError, FileError, ace, micro
 from segcal.calibrators import LocalTemperature, Temperature, draw_sample
 from segcal.datasets import known_dataset, make_phantom, make_split
 from segcal.evaluation.intervals import (
-    calibrated_draws,
     error_interval,
     expanded,
     group_matrix,
@@ -21,10 +20,11 @@ from segcal.evaluation.intervals import (
     quantile_interval,
     resample_weights,
     signed_rank_test,
-    swaps,
+    swap_blocks,
     t_test,
     weighted_mean,
     wilson,
+    with_drawn_labels,
 )
 
 
@@ -76,11 +76,9 @@ def test_a_wrong_expression_for_patients_is_refused(rule, message):
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, 1 << 32, "0"])
 def test_a_seed_that_no_generator_takes_is_refused(seed):
-    stats = BinStatistics(*(torch.ones(1, 1, 2, dtype=torch.float64),) * 3, Binning(2))
     dataset = known_dataset("acdc")
     for use in (
         lambda: resample_weights(["a", "b"], seed=seed),
-        lambda: next(calibrated_draws(stats, seed=seed)),
         lambda: Temperature(seed=seed),
         lambda: LocalTemperature(seed=seed),
         lambda: draw_sample([], voxels=10, activation="softmax", seed=seed),
@@ -174,9 +172,9 @@ def test_the_t_test_of_cases_counts_patients_and_tests_the_mean_over_cases():
 
 
 def test_all_swaps_are_taken_where_they_are_few_and_a_draw_of_them_where_not():
-    every = swaps(["p", "q", "p"], number=100)
+    (every,) = swap_blocks(["p", "q", "p"], number=100)
     assert sorted(map(tuple, every.tolist())) == [(0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1)]
-    some = swaps([str(i) for i in range(30)], number=400, seed=1)
+    some = torch.cat(list(swap_blocks([str(i) for i in range(30)], number=400, seed=1)))
     assert some.shape == (400, 30)
     assert not some[0].any()
     assert some[1:].mean().item() == pytest.approx(0.5, abs=0.02)
@@ -185,7 +183,7 @@ def test_all_swaps_are_taken_where_they_are_few_and_a_draw_of_them_where_not():
 def test_the_permutation_test_is_exact_under_the_null():
     """p is at most 5 % in 5 % of experiments without an effect, and never below 2 / 2^patients."""
     generator = np.random.default_rng(0)
-    tossed = swaps([str(i) for i in range(8)], number=1000)
+    (tossed,) = swap_blocks([str(i) for i in range(8)], number=1000)
     signs = 1 - 2 * tossed
     p = [permutation_p(signs @ torch.from_numpy(generator.normal(size=8))) for _ in range(2000)]
     assert np.mean(np.array(p) <= 0.05) == pytest.approx(0.047, abs=0.012)  # 12 of the 256 ways
@@ -238,7 +236,8 @@ def test_micro_of_a_draw_is_that_of_the_cases_it_takes():
 def test_drawn_labels_follow_the_binomial_of_each_bin():
     count = doubles([[[1000.0, 0.0, 40.0]]]).view(1, 1, 3)
     stats = BinStatistics(count, count * doubles(0.1, 0.5, 0.8), count, Binning(3))
-    drawn = torch.cat([draw.label_sum for draw in calibrated_draws(stats, number=4000, seed=1)])[:, 0]
+    generator = np.random.default_rng(1)
+    drawn = torch.cat([with_drawn_labels(stats, generator).label_sum for _ in range(4000)])[:, 0]
     assert drawn.mean(0).numpy() == pytest.approx([100, 0, 32], rel=0.02)
     assert drawn.std(0).numpy() == pytest.approx([math.sqrt(90), 0, math.sqrt(6.4)], rel=0.05)
 
@@ -246,5 +245,6 @@ def test_drawn_labels_follow_the_binomial_of_each_bin():
 def test_the_floor_of_a_large_bin_is_the_mean_absolute_normal_deviation():
     count = torch.full((1, 1, 1), 10_000.0, dtype=torch.float64)
     stats = BinStatistics(count, count * 0.5, count, Binning(1))
-    floor = torch.stack([ace(draw) for draw in calibrated_draws(stats, number=3000)]).mean().item()
+    generator = np.random.default_rng(0)
+    floor = torch.stack([ace(with_drawn_labels(stats, generator)) for _ in range(3000)]).mean().item()
     assert floor == pytest.approx(math.sqrt(2 / math.pi) * 0.5 / 100, rel=0.04)

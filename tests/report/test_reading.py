@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from gaps import CAUTIOUS, CENTERS, EXTREME, OVER, UNDER, make
 
 from segcal.comparison.comparison import compare
 from segcal.comparison.matching import match_cases
-from segcal.evaluation.intervals import calibrated_draws
+from segcal.evaluation.intervals import with_drawn_labels
 from segcal.report import reading
 from segcal.report.content import method_diagrams
 from segcal.report.summary import summarize
@@ -112,7 +113,9 @@ def test_of_many_bins_those_that_chance_alone_moves_are_not_told():
     calibrated = make(CENTERS, CENTERS, cases=8)
     few = replace(calibrated.statistics, count=calibrated.statistics.count / 10)
     few = replace(few, confidence_sum=few.confidence_sum / 10)
-    told = [read({"net": replace(calibrated, statistics=drawn)})[0] for drawn in calibrated_draws(few, number=10)]
+    generator = np.random.default_rng(0)
+    draws = [with_drawn_labels(few, generator) for _ in range(10)]
+    told = [read({"net": replace(calibrated, statistics=drawn)})[0] for drawn in draws]
     assert sum("net is well calibrated" in paragraph for paragraph in told) >= 9
 
 

@@ -36,7 +36,7 @@ from segcal._io.jobs import (
 from segcal.errors import ConfigError, one_of
 from segcal.evaluation.bands import check_bands
 from segcal.evaluation.facets import all_files, are_whole, save_measured
-from segcal.evaluation.measure import Measured, measure_case
+from segcal.evaluation.measure import measure_case
 from segcal.evaluation.naming import check_names, check_same_names, read_naming, read_shared_naming
 from segcal.evaluation.options import Options, ReadOptions
 from segcal.evaluation.outcome import Outcome, gather_notes, outcome_of
@@ -379,7 +379,7 @@ def measure_files(files: CaseFiles, options: Options, threads: int, name: str, p
     """Write the sums of a case to a file."""
     with unchanged(files.all):
         measured = measure_case(files, options, threads=threads)
-    save_measured(Measured(*measured), path, name, files.all)
+    save_measured(measured, path, name, files.all)
 
 
 def case_key(files: CaseFiles, options: Options) -> str:

@@ -191,16 +191,12 @@ def error_interval(value: float, draws: Tensor, distances: Tensor, *, level: flo
     return max(0.0, value - float(np.quantile(far, (1 + level) / 2))), max(value, upper)
 
 
-def swaps(patients: Sequence[str], *, number: int, seed: int = 0) -> Tensor:
-    """Which cases two methods swap, (draw, case) of zeros and ones: each patient's by the toss of a coin.
-
-    All ways there are, the one without a swap among them, where there are no more than `number`.
-    """
-    return torch.cat(list(swap_blocks(patients, number=number, seed=seed)))
-
-
 def swap_blocks(patients: Sequence[str], *, number: int, seed: int = 0) -> Iterator[Tensor]:
-    """The rows of `swaps`, some at a time."""
+    """Which cases two methods swap, some rows at a time: (draw, case) of zeros and ones.
+
+    The cases of a patient are swapped together, by the toss of a coin. These are all ways there are, the one without a
+    swap among them, if there are no more than `number`.
+    """
     places, groups = patient_places(patients), len(set(patients))
     if 2**groups <= number:
         tossed = np.array(list(itertools.product((0.0, 1.0), repeat=groups)))
@@ -285,19 +281,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def calibrated_draws(stats: BinStatistics, *, number: int = 100, seed: int = 0) -> Iterator[BinStatistics]:
+def with_drawn_labels(stats: BinStatistics, generator: np.random.Generator, *, raters: int = 1) -> BinStatistics:
     """The statistics that the same predictions would have, were they perfectly calibrated.
 
-    Labels are drawn from each bin's mean confidence, voxel by voxel on their own: the errors of these draws are
-    what chance alone shows. Neighboring voxels are alike in truth, so that the real floor is higher.
-    """
-    generator = np.random.default_rng(check_seed(seed))
-    for _ in range(number):
-        yield with_drawn_labels(stats, generator)
-
-
-def with_drawn_labels(stats: BinStatistics, generator: np.random.Generator, *, raters: int = 1) -> BinStatistics:
-    """One of the `calibrated_draws`; those of some cases after the other are those of all.
+    Labels are drawn from each bin's mean confidence, voxel by voxel on their own: the errors of these draws are what
+    chance alone shows. Neighboring voxels are alike in truth, so that the real floor is higher. Draws of some cases
+    after the other are those of all.
 
     raters: How many draw the labels of a voxel, whose mean is taken.
     """
