@@ -38,10 +38,10 @@ def test_the_image_has_levels_upwards_and_hides_bins_without_cases(histogram):
 def test_pixels_have_the_shade_of_the_share_to_the_power_of_gamma(histogram, picture):
     figure = new_figure()
     ax = figure.add_subplot()
-    reliability_histogram(ax, histogram, gamma=0.5)
+    reliability_histogram(ax, histogram)
     drawn = picture(figure)
     for share, y in ((0.25, 0.2), (0.75, 0.9)):
-        expected = np.array(matplotlib.colormaps["magma_r"](share**0.5)[:3]) * 255
+        expected = np.array(matplotlib.colormaps["magma_r"](share**0.35)[:3]) * 255
         np.testing.assert_allclose(drawn.at(ax, 0.15, y), expected, atol=3)
     assert drawn.at(ax, 0.9, 0.2) == (0xE4, 0xE4, 0xE4)
 
@@ -60,8 +60,7 @@ def test_a_share_of_zero_is_white(picture, histogram):
 
 def test_a_color_bar_runs_from_0_to_1_beside_the_axes(histogram, picture):
     figure = new_figure()
-    ax = figure.add_subplot()
-    reliability_histogram(ax, histogram, color_bar=True, title="a$b")
+    (ax,) = histogram_grid(figure, {"": {"a$b": histogram}}).values()
     (bar,) = ax.child_axes
     assert [text.get_text() for text in bar.get_yticklabels()] == ["0", "0.01", "0.1", "0.3", "1"]
     assert bar.get_ylim() == (0, 1)

@@ -41,10 +41,7 @@ def reliability_histogram(
     ax: Axes,
     histogram: ReliabilityHistogram,
     *,
-    gamma: float = GAMMA,
-    title: str | None = None,
     color: str = BLUE,
-    color_bar: bool = False,
 ) -> AxesImage:
     """Draw how the frequency of each bin is spread over cases, with the mean of each bin and the diagonal.
 
@@ -57,7 +54,7 @@ def reliability_histogram(
     image = ax.imshow(
         np.ma.array(share, mask=nowhere),
         cmap=SHADES,
-        norm=PowerNorm(gamma, vmin=0, vmax=1),
+        norm=PowerNorm(GAMMA, vmin=0, vmax=1),
         origin="lower",
         extent=(0, 1, 0, 1),
         interpolation="nearest",
@@ -77,10 +74,6 @@ def reliability_histogram(
     unit_axis(ax.xaxis)
     unit_axis(ax.yaxis)
     ax.set(xlim=(0, 1), ylim=(0, 1))
-    if title is not None:
-        add_title(ax, title)
-    if color_bar:
-        add_color_bar(ax, image, label="share of cases", ticks=TICKS)
     return image
 
 
@@ -88,7 +81,6 @@ def histogram_grid(
     figure: AnyFigure,
     histograms: Mapping[str, Mapping[str, ReliabilityHistogram]],
     *,
-    gamma: float = GAMMA,
     colors: Mapping[str, str] | None = None,
 ) -> dict[tuple[str, str], Axes]:
     """Draw a row for each class or dataset and a column for each method; the axes by (row, column).
@@ -106,7 +98,7 @@ def histogram_grid(
                 continue
             ax = made[name, column] = figure.add_subplot(grid[i, j])
             top = not any((above, column) in made for above in list(histograms)[:i])
-            reliability_histogram(ax, row[column], gamma=gamma, color=colors[column])
+            reliability_histogram(ax, row[column], color=colors[column])
             if top:
                 add_title(ax, column)
             if i + 1 < len(histograms):
