@@ -67,7 +67,7 @@ def test_without_disagreement_the_slice_with_most_labels_is_shown(tmp_path):
 
 def test_a_case_is_shown_in_the_slice_in_which_all_methods_disagree_most(case):
     predictions = {"dice-ce": case["wrong"], "soft-ace": case["nearly"]}
-    figure = case_maps(predictions, case["labels"], "class 1", image=case["image"], zoom=False)
+    figure = case_maps(predictions, case["labels"], "class 1", image=case["image"])
     image, (first, second) = panels(figure)
     # An identity-like affine points right, to the front and up: for the eye left is on the right.
     np.testing.assert_array_equal(image, np.arange(120).reshape(SHAPE)[::-1, :, 1])
@@ -78,7 +78,7 @@ def test_a_case_is_shown_in_the_slice_in_which_all_methods_disagree_most(case):
 
 
 def test_axis_and_index_can_be_chosen(case):
-    figure = case_maps({"m": case["wrong"]}, case["labels"], 1, axis=0, index=3, image=case["image"], zoom=False)
+    figure = case_maps({"m": case["wrong"]}, case["labels"], 1, axis=0, index=3, image=case["image"])
     image, (probability,) = panels(figure)
     np.testing.assert_array_equal(image, np.arange(120).reshape(SHAPE)[3, ::-1])  # seen from the left: front is left
     assert probability.shape == (5, 4)
@@ -91,7 +91,7 @@ def test_axis_and_index_can_be_chosen(case):
 
 @pytest.mark.parametrize("codes", ["LPS", "RAS", "SRA", "PIL"])
 def test_however_the_files_are_turned_the_eye_sees_the_same(case, tmp_path, codes):
-    expected = panels(case_maps({"m": case["wrong"]}, case["labels"], 1, image=case["image"], zoom=False))
+    expected = panels(case_maps({"m": case["wrong"]}, case["labels"], 1, image=case["image"]))
     turned = {}
     for name in ("labels", "wrong", "image"):
         volume = nibabel.load(case[name])
@@ -103,7 +103,7 @@ def test_however_the_files_are_turned_the_eye_sees_the_same(case, tmp_path, code
         nibabel.save(volume.as_reoriented(turn), turned[name])
     # The image stays as it was: it is brought to the labels' axes by its affine.
     for image in (turned["image"], case["image"]):
-        got = panels(case_maps({"m": turned["wrong"]}, turned["labels"], 1, image=image, zoom=False))
+        got = panels(case_maps({"m": turned["wrong"]}, turned["labels"], 1, image=image))
         np.testing.assert_array_equal(got[0], expected[0])
         np.testing.assert_array_equal(got[1][0], expected[1][0])
 
@@ -115,7 +115,7 @@ def test_a_region_is_the_sum_of_its_members(tmp_path):
     path = save(exclusive(one, two), tmp_path / "p" / "a.nii.gz")
     options = Options(regions=Regions({"two": (2,), "both": (1, 2)}, values=(0, 1, 2)))
     label_path = save(labels, tmp_path / "l" / "a.nii.gz")
-    figure = case_maps({"m": path}, label_path, "both", options=options, index=0, zoom=False)
+    figure = case_maps({"m": path}, label_path, "both", options=options, index=0)
     np.testing.assert_allclose(panels(figure)[1][0], 0.35, rtol=1e-6)
     with pytest.raises(ConfigError, match="one of two, both, or its place; got 'three'"):
         case_maps({"m": path}, label_path, "three", options=options)
@@ -124,11 +124,11 @@ def test_a_region_is_the_sum_of_its_members(tmp_path):
 def test_logits_become_probabilities(tmp_path):
     labels = save(np.zeros((4, 4, 2), np.uint8), tmp_path / "l" / "a.nii.gz")
     path = save(np.full((4, 4, 2, 3), 2.0, np.float32), tmp_path / "p" / "a.nii.gz")
-    figure = case_maps({"m": path}, labels, 1, options=Options(logits=True), zoom=False)
+    figure = case_maps({"m": path}, labels, 1, options=Options(logits=True))
     np.testing.assert_allclose(panels(figure)[1][0], 1 / 3, rtol=1e-6)
     with pytest.raises(RangeError, match="logits"):
         case_maps({"m": path}, labels, 1)
-    figure = case_maps({"m": path}, labels, 1, options=Options(logits=True, sigmoid=True), zoom=False)
+    figure = case_maps({"m": path}, labels, 1, options=Options(logits=True, sigmoid=True))
     np.testing.assert_allclose(panels(figure)[1][0], 1 / (1 + math.exp(-2)), rtol=1e-6)
 
 
@@ -139,7 +139,7 @@ def test_a_flat_image_stands_upright_and_is_no_slice(tmp_path):
     np.save(tmp_path / "l.npy", labels)
     np.save(tmp_path / "p.npy", np.moveaxis(exclusive(np.where(labels, 0.75, 0.0)), -1, 0))
     np.save(tmp_path / "i.npy", np.arange(48.0).reshape(8, 6))
-    figure = case_maps({"m": tmp_path / "p.npy"}, tmp_path / "l.npy", 1, image=tmp_path / "i.npy", zoom=False)
+    figure = case_maps({"m": tmp_path / "p.npy"}, tmp_path / "l.npy", 1, image=tmp_path / "i.npy")
     image, (probability,) = panels(figure)
     seen = np.flipud(image.T)  # first row at the top
     np.testing.assert_array_equal(seen, np.arange(48.0).reshape(8, 6))
@@ -153,12 +153,12 @@ def test_a_volume_without_a_grid_is_shown_as_stored_and_says_its_slice(tmp_path)
     labels[1, 2, 2] = 1
     np.save(tmp_path / "l.npy", labels)
     np.save(tmp_path / "p.npy", np.moveaxis(exclusive(np.where(labels, 0.75, 0.0)), -1, 0))
-    figure = case_maps({"m": tmp_path / "p.npy"}, tmp_path / "l.npy", 1, zoom=False)
+    figure = case_maps({"m": tmp_path / "p.npy"}, tmp_path / "l.npy", 1)
     np.testing.assert_array_equal(panels(figure)[1][0], 0.75 * labels[:, :, 2])
     assert any("slice 2" in text.get_text() for text in figure.findobj(Text))
 
 
-def test_zoom_shows_what_there_is_and_its_surroundings(tmp_path):
+def test_maps_are_cut_to_what_there_is_and_its_surroundings(tmp_path):
     labels = np.zeros((200, 200, 1), np.uint8)
     labels[100:140, 60:70] = 1
     path = save(exclusive(labels.astype(float)), tmp_path / "p" / "a.nii.gz")
@@ -172,8 +172,6 @@ def test_an_image_elsewhere_is_refused(case, tmp_path):
     image = save(np.zeros((3, 3, 3), np.int16), tmp_path / "other" / "a$1.nii.gz")
     with pytest.raises(GridError, match=r"a\$1: the image a\$1.nii.gz must lie on the grid of the labels"):
         case_maps({"m": case["wrong"]}, case["labels"], 1, image=image)
-    with pytest.raises(ConfigError, match="image_channel"):
-        case_maps({"m": case["wrong"]}, case["labels"], 1, image=case["image"], image_channel=1)
     with pytest.raises(FileError, match=r"a\$1: none.nii must be a file"):
         case_maps({"m": case["wrong"]}, case["labels"], 1, image=tmp_path / "none.nii")
     with pytest.raises(ConfigError, match="at least one method"):

@@ -55,19 +55,18 @@ def case_maps(
     class_name: str | int,
     *,
     image: Path | None = None,
-    image_channel: int = 0,
     case: str | None = None,
     options: Options | Mapping[str, Options] | None = None,
     axis: int | None = None,
     index: int | None = None,
-    zoom: bool = True,
 ) -> Figure:
     """A row of maps of one case and class: the image with its labels, then each method's probabilities.
 
     `predictions` holds the files of each method: one, or one for each class. The class goes by name or by its place
     among those evaluated. Of the slices along `axis` (that of the coarsest spacing, if not given) it shows `index`,
     or the one in which all methods together disagree most with the labels. `options` say how to read the files, as
-    for an evaluation, alike or by method. `zoom` cuts out what there is to see.
+    for an evaluation, alike or by method. The maps are cut to what there is to see; of an image, the first channel is
+    shown.
     """
     if not predictions:
         raise ConfigError("there must be predictions of at least one method; got none.")
@@ -84,9 +83,9 @@ def case_maps(
     for method, (files, told) in sources.items():
         with open_case(files) as opened:
             planes[method] = _plane(opened, place, place.index, told)
-    shown = None if image is None else _image_plane(name, image, labels, place, image_channel)
+    shown = None if image is None else _image_plane(name, image, labels, place)
     slice_told = "" if place.flat else f", slice {place.index}"
-    return _draw(f"{name}\n{place.class_name}{slice_told}", planes, shown, _View.of(place), zoom=zoom)
+    return _draw(f"{name}\n{place.class_name}{slice_told}", planes, shown, _View.of(place))
 
 
 def worst_cases(*evaluations: Evaluation, number: int = 10) -> list[str]:
@@ -279,13 +278,13 @@ def _plane(case: Case, place: _Place, index: int, options: Options) -> Plane:
     return Plane(*(array.reshape(shape) for array in (probability, true.astype(np.uint8), predicted.astype(np.uint8))))
 
 
-def _image_plane(case: str, path: Path, labels: Path, place: _Place, channel: int) -> Array:
+def _image_plane(case: str, path: Path, labels: Path, place: _Place) -> Array:
     """The slice of an image, on the grid of the labels and turned as they are."""
     try:
         like = read_array(labels, keys=LABEL_KEYS)
     except FileError as error:
         raise FileError(f"{case}: {error}") from error
-    image = read_channel(case, path, channel, like=like)
+    image = read_channel(case, path, like=like)
     plane: Array = image.stored.take(place.index, place.axis) * image.slope + image.inter
     return plane
 
@@ -318,10 +317,10 @@ class _View:
         return turned[tuple(slice(None, None, -1 if flip else 1) for flip in self.flipped)]
 
 
-def _draw(title: str, planes: Mapping[str, Plane], image: Array | None, view: _View, *, zoom: bool) -> Figure:
+def _draw(title: str, planes: Mapping[str, Plane], image: Array | None, view: _View) -> Figure:
     turned = {method: Plane(*(view.turn(array) for array in plane)) for method, plane in planes.items()}
     labels = next(iter(turned.values())).labels
-    box = _interesting(turned.values(), view.spacing_mm) if zoom else (slice(None), slice(None))
+    box = _interesting(turned.values(), view.spacing_mm)
     with default_settings():
         titles = (title, *planes)
         height = row_height_in(labels[box].shape, titles, spacing_mm=view.spacing_mm, width_in=PAGE_IN)

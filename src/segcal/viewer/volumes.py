@@ -252,7 +252,7 @@ def _image(case: str, path: Path, files: Files) -> Array:
         like = _grid_of(files)
     except FileError as error:
         raise FileError(f"{case}: {error}") from error
-    image = read_channel(case, path, 0, like=like)
+    image = read_channel(case, path, like=like)
     return _windowed(image.stored * image.slope + image.inter)
 
 

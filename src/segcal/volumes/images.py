@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.errors import ConfigError, FileError, GridError
+from segcal.errors import FileError, GridError
 from segcal.volumes.arrays import NIFTI, StoredArray, read_array, read_nifti_start, stem_of
 from segcal.volumes.grids import fit
 
@@ -73,8 +73,8 @@ class Channel(NamedTuple):
     inter: float
 
 
-def read_channel(case: str, path: Path, channel: int, *, like: StoredArray) -> Channel:
-    """A channel of an image on the grid of another array, turned as that is."""
+def read_channel(case: str, path: Path, *, like: StoredArray) -> Channel:
+    """Return the first channel of an image on the grid of another array, turned as that is."""
     try:
         image = read_array(path)
     except FileError as error:
@@ -83,6 +83,4 @@ def read_channel(case: str, path: Path, channel: int, *, like: StoredArray) -> C
         _, (view,), _ = fit(case, like, [image])
     except GridError as error:
         raise GridError(f"{case}: the image {path.name} must lie on the grid of the labels. Resample it.") from error
-    if not 0 <= channel < len(view):
-        raise ConfigError(f"{case}: image_channel must lie in 0..{len(view) - 1}; got {channel}.")
-    return Channel(view[channel], image.slope, image.inter)
+    return Channel(view[0], image.slope, image.inter)
