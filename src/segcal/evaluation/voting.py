@@ -6,6 +6,7 @@ Definitions are in docs/reference/numbers.md.
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,6 @@ def _nanmean(values: Array) -> Array:
 
 def deviation(values: Array) -> Array:
     """Over the first axis, of a sample; NaN of fewer than two."""
-    known = ~np.isnan(values)
-    number = known.sum(0)
-    mean = np.where(known, values, 0).sum(0) / np.maximum(number, 1)
-    squares = np.where(known, (values - mean) ** 2, 0).sum(0)
-    return np.where(number > 1, np.sqrt(squares / np.maximum(number - 1, 1)), math.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of fewer than two
+        return np.asarray(np.nanstd(values, axis=0, ddof=1))
