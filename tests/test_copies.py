@@ -83,6 +83,7 @@ def results(tmp_path_factory):
             folder / "report.html",
             folder / "NEXT.md",
             {"calibrate": "there are few patients."},
+            {},
         ),
         "Binning": segcal.Binning(5, kernel="gaussian"),
         "ReadOptions": ReadOptions(class_names={0: "background", 1: "liver"}),

@@ -117,8 +117,8 @@ def test_an_input_that_is_a_circle_of_links_is_refused(command, data, tmp_path):
         ("lesions P L --patients a*{99999999999}", "patients must be 'none', a .csv file or a regular expression"),
         ("compare evaluation --resamples 99999999999999999999", "resamples must be a whole number from 1 to 1000000"),
         ("compare evaluation --patients (a*{99999999999})", "patients must be 'none'"),
-        ("quality fit evaluation --risk fnr=1e-320", "must lie between 0 and 1, and be at least 1e-06"),
-        ("quality fit evaluation --risk dice-loss=1e-320", "must lie between 0 and 1, and be at least 1e-06"),
+        ("quality fit evaluation --risk fnr=1e-320", "the level of a risk must be at least 1e-06 and below 1"),
+        ("quality fit evaluation --risk dice-loss=1e-320", "the level of a risk must be at least 1e-06 and below 1"),
     ],
 )
 def test_a_number_that_no_method_can_use_is_refused(command, sentence, data, tmp_path):

@@ -61,7 +61,7 @@ def break_case(monkeypatch, place: str, name: str) -> None:
         ("evaluate P L --out OUT", "evaluation.cohort:measure_case", "11 cases evaluated, 1 failed"),
         ("lesions P L --out OUT", "lesions.cohort:find_lesions", "11 cases measured, 1 failed"),
         ("decide P --rule argmax --out OUT", "quality.deciding:decide_case", "11 label maps"),
-        ("calibrate fit P L --method temperature --folds 0 --out OUT", "calibration.parts:measure_case", ""),
+        ("calibrate fit P L --method temperature --folds 0 --out OUT", "evaluation.cohort:measure_case", ""),
         ("calibrate apply calibrator P --out OUT", "calibration.applying:open_prediction", "11 maps"),
         ("quality apply quality.json P --out OUT", "evaluation.unlabelled:open_prediction", "queue.csv"),
         ("datasets check acdc dataset", "datasets.check:read_array", "1 problem"),

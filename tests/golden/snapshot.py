@@ -28,7 +28,7 @@ import segcal
 from segcal.cli import app
 
 STORED = Path(__file__).parent / "snapshot"
-TABLES = ("*/*.csv", "*/raters/*/cases.csv", "comparison/*.md", "comparison/*.tex")
+TABLES = ("*/*.csv", "*/raters/*/cases.csv", "bands/bands/*/summary.csv", "comparison/*.md", "comparison/*.tex")
 SHAPE = (16, 14, 8)
 N_CASES = 10
 EVALUATIONS = {

@@ -24,7 +24,7 @@ def twice(x):
 CHOOSE = """
 import numpy as np
 from segcal.kernels.numba_decide import choose
-places, _ = choose(np.full((3, 4), 0.3, np.float32), (np.full(2, 100.0),) * 3, 1200, threads=1)
+places, _ = choose(np.full((3, 4), 0.3, np.float32), np.full(2, 0.5), np.full(2, 100.0), 1200, threads=1)
 print(places.tolist())
 """
 

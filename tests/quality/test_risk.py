@@ -59,7 +59,7 @@ def test_too_few_patients_are_refused_with_the_number_needed():
         learn_thresholds(cohort(12, 0), np.arange(12), ("a",), risk="dice-loss", level=0.3)
     with pytest.raises(ConfigError, match="must be one of 'fnr', 'fdr', 'dice-loss'; got 'auc'"):
         learn_thresholds(cohort(12, 0), np.arange(12), ("a",), risk="auc", level=0.3)
-    with pytest.raises(ConfigError, match="between 0 and 1"):
+    with pytest.raises(ConfigError, match="at least 1e-06 and below 1"):
         learn_thresholds(cohort(12, 0), np.arange(12), ("a",), risk="fnr", level=1.5)
 
 

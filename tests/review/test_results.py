@@ -192,7 +192,7 @@ def test_what_is_shown_of_members_is_their_mean(tmp_path, monkeypatch, logits, m
             facts = client.ask("/api/case?case=case_1&result=0").json
             assert facts["hasLabels"] == labeled
             shown = client.ask("/api/volume?case=case_1&result=0&class=1&kind=probability").body
-            probability = np.frombuffer(shown, np.uint8).reshape(facts["shape"], order="F")
+            probability = np.asarray(nibabel.Nifti1Image.from_bytes(shown).dataobj)
             np.testing.assert_allclose(probability, 255 * expected[..., 2], atol=0.51)
         shutil.rmtree(tmp_path / "L", ignore_errors=True)
     (tmp_path / "Q").rename(tmp_path / "moved")
