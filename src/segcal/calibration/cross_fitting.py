@@ -78,9 +78,9 @@ class FitCache:
         """Return the sums of a calibrated case."""
         path = self.sums_path(case.files, case.options, calibrator)
         if not CaseSums.are_in(path, case.options):
-            found = measure_case(case.files, case.options, threads=pass_threads(), calibrator=calibrator)
-            found.sums.save(path, case.files.name, (), doubts=found.doubts)
-            return found.sums
+            measurement = measure_case(case.files, case.options, threads=pass_threads(), calibrator=calibrator)
+            measurement.sums.save(path, case.files.name, (), doubts=measurement.doubts)
+            return measurement.sums
         return CaseSums.load(path)[0]
 
     def remove(self) -> None:
@@ -157,11 +157,11 @@ def cross_fit(
     for candidate in candidates:
         if candidate.name in errors:
             continue
-        own = [(job, results[i]) for i, job in enumerate(jobs) if job.candidate is candidate]
-        for place, strength in enumerate(candidate.strengths if own else ()):
+        folds_and_results = [(job, results[i]) for i, job in enumerate(jobs) if job.candidate is candidate]
+        for place, strength in enumerate(candidate.strengths if folds_and_results else ()):
             fits[candidate.named(strength)] = CrossFit(
-                {name: sums for _, result in own for name, sums in result[place].sums.items()},
-                tuple(HeldOut(tuple(job.held_out), result[place].calibrator) for job, result in own),
+                {name: sums for _, result in folds_and_results for name, sums in result[place].sums.items()},
+                tuple(HeldOut(tuple(job.held_out), result[place].calibrator) for job, result in folds_and_results),
             )
     if errors and not fits:
         raise min(errors.values(), key=lambda error: isinstance(error, SeparableError))
@@ -210,7 +210,7 @@ def _fold_jobs(
 
 def _fit_and_measure(job: _FoldJob, cache: FitCache, steps: Steps | None) -> list[_Measured] | SegcalError:
     """Do a job; return an error that concerns its candidate. `steps` reports the progress, where that is possible."""
-    steps = steps or Steps(lambda *told: None, 0)
+    steps = steps or Steps(lambda *_: None, 0)
     results = []
     try:
         with one_torch_thread():
